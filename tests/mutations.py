@@ -432,6 +432,12 @@ SECRETS = (
         "tests/unit/test_telemetry.py::test_the_page_is_off_by_default",
     ),
     Mutation(
+        "telemetry/health_server.py",
+        "given and not is_internal(name) and name not in allowed",
+        "not given and name not in allowed",
+        "tests/unit/test_telemetry.py::test_only_livez_is_served_under_public_host_names",
+    ),
+    Mutation(
         "telemetry/status_page.py",
         "made.textContent = text",
         "made.innerHTML = text",
@@ -675,8 +681,8 @@ GATEWAY = (
     ),
     Mutation(
         "gateway/tokens.py",
-        "usable = token is not None and token.usable(self._clock())",
-        "usable = token is not None",
+        "return known if known is not None and known[1].usable(self._clock()) else None",
+        "return known",
         "tests/gateway/test_tokens.py::test_an_expired_token_is_refused",
     ),
     Mutation(

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import nats.errors
 from cachetools import LRUCache
-from nats.js.errors import NoStreamResponseError, ServiceUnavailableError
+from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableError
 
 from openapi_tool.bus.login import FileUnusable
 from openapi_tool.bus.options import BusOptions, NatsConnection
@@ -165,10 +165,25 @@ def _login_settings(bus: BusOptions) -> str:
     return f"{' and '.join(names)}"
 
 
+_FREE = "free its disk or raise the limit"
+NOT_STORED = {
+    **dict.fromkeys((10002, 10023, 10047, 10077), _FREE),  # a limit of account, server (its disk) or stream
+    10109: "delete the stream, which is sealed, so that it is created again",
+}
+"""What to do, by JetStream's error code; some have the status 400. Source: nats-server, server/errors.json."""
+
+
+def describe_refusal(error: APIError) -> str:
+    """Return why JetStream refused a request, and what to do if it stores nothing."""
+    return "; ".join(filter(None, (error.description or type(error).__name__, NOT_STORED.get(error.err_code or 0))))
+
+
 def describe_jetstream_error(error: Exception, where: str) -> str:
     """Return why a JetStream request to `where` failed although the connection works."""
     # Without a code: nobody responds to JetStream requests.
     if isinstance(error, NoStreamResponseError) or (isinstance(error, ServiceUnavailableError) and error.code is None):
         at = f" on {where}" if where else ""
         return f"NATS: JetStream is not enabled{at}, or not for this account: start the server with -js"
+    if isinstance(error, APIError):
+        return f"{_at(where)}: {describe_refusal(error)}"
     return ": ".join(filter(None, (_at(where), type(error).__name__, _reason(error))))

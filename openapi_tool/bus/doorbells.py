@@ -13,6 +13,7 @@ from tenacity import RetryCallState, stop_after_delay, wait_exponential_jitter
 
 from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.connection import OUTAGE
+from openapi_tool.bus.connection_errors import NOT_STORED
 from openapi_tool.concurrency.retries import retried
 from openapi_tool.protocol.errors import NotStored, Unavailable
 from openapi_tool.protocol.report import Wakeup
@@ -25,14 +26,6 @@ _RETRY_LIMIT_S = 3.0  # in the slot of the call; then its command is requeued
 _WAIT = wait_exponential_jitter(multiplier=0.1, max=1.0, jitter=0.1)
 _TIMEOUT_S = 2.0  # of one attempt
 _PERMANENT = (nats.errors.BadSubjectError, nats.errors.MaxPayloadError, nats.js.errors.BadRequestError)
-
-
-_FREE = "free its disk or raise the limit"
-_NOT_STORED = {
-    **dict.fromkeys((10002, 10023, 10047, 10077), _FREE),  # a limit of account, server (its disk) or stream
-    10109: "delete the stream, which is sealed, so that it is created again",
-}
-"""What to do, by JetStream's error code; some have the status 400. Source: nats-server, server/errors.json."""
 
 
 @dataclass(slots=True)
@@ -94,7 +87,7 @@ class WakeupPublisher:
         """Return why JetStream stores no message at all, empty if it may store others."""
         stream = self.stream() or "the command stream"
         if isinstance(error, nats.js.errors.APIError):
-            reason, remedy = error.description or "", _NOT_STORED.get(error.err_code or 0)
+            reason, remedy = error.description or "", NOT_STORED.get(error.err_code or 0)
             if remedy is None or "per subject" in reason:
                 return ""
             return f"JetStream stores no message in {stream}: {reason}; {remedy}"

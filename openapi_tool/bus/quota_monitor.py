@@ -15,7 +15,13 @@ from nats.js.errors import APIError
 from openapi_tool.bus.client import BusClient, Denied
 from openapi_tool.bus.record_store import BUDGETS, LIMITS
 from openapi_tool.bus.server_clock import ServerClock
-from openapi_tool.bus.storage_check import CHECK_INTERVAL_S, QUOTA_BYTES, RETRY_INTERVAL_S, problem_of_stream
+from openapi_tool.bus.storage_check import (
+    CHECK_INTERVAL_S,
+    QUOTA_BYTES,
+    RETRY_INTERVAL_S,
+    failure_of_stream,
+    problem_of_stream,
+)
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.state.nats_kv import Bucket, NatsKvRecords
 from openapi_tool.state.port import AccessDenied
@@ -63,7 +69,7 @@ class QuotaMonitor:
         except Unavailable as unavailable:
             return str(unavailable)
         except (nats.errors.Error, OSError, ValueError) as error:
-            return f"{bucket.stream} does not answer: {type(error).__name__}"
+            return f"{bucket.stream} {failure_of_stream(error)}"
         return problem_of_stream(info, QUOTA_BYTES[bucket.stream]) if info else f"{bucket.stream} is missing"
 
     async def _info(self, stream: str) -> StreamInfo | None:

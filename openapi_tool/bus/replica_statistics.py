@@ -109,6 +109,8 @@ class _ReplicaStats(_StrictModel):
     protocol: _Name = ""
     durable: _Name = ""
     work: _WorkStats = _WorkStats()
+    calls: int = 0
+    failed: int = 0
     waiting: float | None = None
     slots: float | None = None
     pending: int = 0

@@ -14,6 +14,7 @@ from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
 from openapi_tool.bus import dead_letters, leases, parked_results, shared_bucket
 from openapi_tool.bus.client import BusClient, Denied
+from openapi_tool.bus.connection_errors import describe_refusal
 from openapi_tool.bus.doorbells import WakeupPublisher
 from openapi_tool.bus.leases import Leases
 from openapi_tool.bus.record_store import BUDGETS, LIMITS
@@ -85,6 +86,12 @@ async def _not_stored(client: BusClient) -> list[str]:
     except APIError as error:
         return [f"JetStream stores no message in {_PARKED}: {error.description}; free its disk or raise the limit"]
     return []
+
+
+def failure_of_stream(error: Exception) -> str:
+    if isinstance(error, APIError):
+        return f"cannot be used: {describe_refusal(error)}"
+    return f"does not answer: {type(error).__name__}"
 
 
 def problem_of_stream(info: StreamInfo, written_bytes: int) -> str:
@@ -188,7 +195,9 @@ class StorageMonitor:
         except Unavailable as unusable:
             return str(unusable)
         except (nats.errors.Error, OSError) as error:
-            return f"{stream} does not answer: {type(error).__name__}"
+            # Without their records limits and budgets go on with this replica's part (ADR 9). A missing bucket is created
+            # by the first write; while a cluster elects its leader, it cannot say that it is missing.
+            return f"{stream} {failure_of_stream(error)}" if stream not in QUOTA_BYTES else ""
         if create is not None:
             self._warn_of_replicas(stream, info)
         if stream == _BUCKET:

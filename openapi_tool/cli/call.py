@@ -16,7 +16,6 @@ import orjson
 import typer
 
 from openapi_tool.bootstrap import NAME, build_bootstrap
-from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
 from openapi_tool.bus.options import BusOptions, NatsOptions
 from openapi_tool.cli.kernel import connected_once
 from openapi_tool.cli.output import INTERRUPTED, fail, is_terminal, json_default, print_status
@@ -179,9 +178,10 @@ def _print_outcome(outcome: _CallOutcome, redactor: Redactor) -> None:
     if outcome.answer is None:
         durable = default_durable(placed.version, parse_command_subject(placed.subject).target)
         fail(
-            f"no result of {placed.tool_call_id}: {redactor.text(outcome.why)}. Check that an executor consumes "
-            f"{placed.subject} (default durable {durable}), its log, what calls wait for (openapi-tool top), and the "
-            f"dead letters in the stream {DEAD_LETTERS}.",
+            f"no result of {placed.tool_call_id}: {redactor.text(outcome.why)}\n"
+            f"openapi-tool inspect {placed.tool_call_id} --project {placed.project_id} says where it is, "
+            f"openapi-tool top what calls wait for. Does an executor consume {placed.subject} (default durable "
+            f"{durable})?",
             _NO_RESULT,
         )
     if outcome.answer.doorbell is None:

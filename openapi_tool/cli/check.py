@@ -19,6 +19,7 @@ from openapi_tool.bus.options import BusOptions, DurableOptions
 from openapi_tool.bus.server_clock import ServerClock
 from openapi_tool.bus.storage_check import unusable, unusable_quotas
 from openapi_tool.bus.streams import UNLIMITED, Durable, command_stream_of
+from openapi_tool.cli.kernel import servers_of_named_dev
 from openapi_tool.cli.output import USAGE, print_json, print_line, print_status
 from openapi_tool.cli.tools_registry import judge, stored_check
 from openapi_tool.environment import variable_set
@@ -65,7 +66,7 @@ def check(
 
 def _check(*, as_json: bool, project: list[str] | None, upstream: bool) -> None:
     try:
-        bootstrap = build_bootstrap(load_settings(), os.environ)
+        bootstrap = build_bootstrap(load_settings(servers_of_named_dev()), os.environ)
     except SettingsError as error:
         if as_json:
             _print_json({"settings": CheckResult("\n".join(error.problems))}, [])

@@ -247,6 +247,7 @@ def top(
     *,
     once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
     every_s: Annotated[float, typer.Option("--every", help="Seconds between updates.", min=1.0, max=3600.0)] = 2.0,
+    expect: Annotated[int, typer.Option(help="Replicas that should run; fewer answers are a problem.", min=0)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, once.")] = False,
     state: GatewayOption = None,
 ) -> None:
@@ -256,7 +257,7 @@ def top(
     """
     from openapi_tool.cli import top as work
 
-    work.top(once=once, every_s=every_s, as_json=as_json, state=state)
+    work.top(once=once, every_s=every_s, expect=expect, as_json=as_json, state=state)
 
 
 @app.command(short_help="Show limits of the upstream and who uses them.")

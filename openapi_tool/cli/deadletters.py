@@ -32,9 +32,9 @@ _WITHOUT_NATS = (
 
 
 def _with_nats(work: Callable[[Bootstrap, BusClient], Awaitable[T]], *, abandoned: bool) -> T:
-    # PostgreSQL is needed only for `abandoned`, and then the outage may be its own.
-    advice = "" if abandoned else _WITHOUT_NATS
-    return with_nats(work, user=NatsUser.DEADLETTERS, database=abandoned, advice=advice)
+    if abandoned:  # PostgreSQL is needed, too, and the outage may be its own
+        return with_nats(work, user=NatsUser.DEADLETTERS, database=True)
+    return with_nats(work, user=NatsUser.DEADLETTERS, advice=_WITHOUT_NATS)
 
 
 def list_(*, project: str | None, limit: int | None, abandoned: bool, as_json: bool) -> None:

@@ -34,6 +34,7 @@ from openapi_tool.local.dev_state import (
     claimed_state,
     database_of,
     persistent_folder,
+    running_stacks,
     state_path,
 )
 from openapi_tool.local.requested_call import tools_of
@@ -169,17 +170,19 @@ def _started(options: _DevOptions, settings: DevSettings) -> Iterator[tuple[_Run
             executors[-1].start()
             exits.callback(executors[-1].stop)
         running_stack = _RunningStack(stack, version, executors)
+        alone = not running_stacks()
         if state is not None:
             announce(state.descriptor, running_stack.dsn, stack.nats.url, version)
-        yield running_stack, _prefix(running_stack, state)
+        yield running_stack, _prefix(running_stack, state, alone=alone)
 
 
-def _prefix(running_stack: _RunningStack, state: ClaimedState | None) -> str:
-    """Return the beginning of a command that uses this stack, although others may run."""
+def _prefix(running_stack: _RunningStack, state: ClaimedState | None, *, alone: bool) -> str:
+    """Return the beginning of a command that uses this stack; without its name if it is the only `dev`."""
     program = shlex.join(this_program())
     if state is None:
         return f"{' '.join(running_stack.variables)} {program} "
-    return f"{program} " if state.name == next(automatic_names()) else f"{program} --dev {state.name} "
+    unnamed = alone and state.name == next(automatic_names())
+    return f"{program} " if unnamed else f"{program} --dev {state.name} "
 
 
 def _call_words(tool: str, arguments: Mapping[str, Any]) -> str:

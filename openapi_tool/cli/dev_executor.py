@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -91,6 +92,7 @@ def _takes_effect(name: str, upstream: UpstreamChoice) -> bool:
 
 
 _UPDATE_S = 1.0
+_SILENT_S = 5.0
 _MAX_RESULTS = 20
 _MAX_RESULT_CHARS = 4_000
 
@@ -103,6 +105,7 @@ class DevStatistics:
     """Statistics of the stack's first executor, and the last results."""
 
     stats: Mapping[str, Any] = field(default_factory=dict)
+    _answered_at: float = field(default_factory=time.monotonic)
     _results: FIFOCache[str, str] = field(default_factory=lambda: FIFOCache(_MAX_RESULTS))
 
     def record_result(self, tool_call_id: str, text: str) -> None:
@@ -112,17 +115,19 @@ class DevStatistics:
         self._results[tool_call_id] = text
 
     def now(self) -> Mapping[str, Any]:
-        """Return the statistics; empty before an executor answers."""
+        """Return the statistics, `silent` if they are an earlier answer; empty before an executor answers."""
         if not self.stats:
             return {}
-        last = [{**call, "read": self._results.get(call["tool_call_id"])} for call in self.stats["last"]]
-        return {**self.stats, "last": last}
+        last = [{**call, "read": self._results.get(call["tool_call_id"])} for call in self.stats.get("last", ())]
+        silent = {"silent": True} if time.monotonic() - self._answered_at > _SILENT_S else {}
+        return {**self.stats, "last": last, **silent}
 
     async def follow(self, ask: Ask) -> None:
         """Ask the executors once a second."""
         while True:
             with suppress(*ERRORS):
-                self.stats = next(iter(await ask()), {})
+                if answers := await ask():
+                    self.stats, self._answered_at = answers[0], time.monotonic()
             await asyncio.sleep(_UPDATE_S)
 
 

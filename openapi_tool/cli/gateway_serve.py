@@ -203,7 +203,8 @@ async def _serve_health(stack: AsyncExitStack, settings: Settings, health: Healt
         Snapshots(INSTANCE, health, {"executor.concurrency": settings.executor.concurrency}) if options.page else None
     )
     try:
-        await stack.enter_async_context(health_server(options.host, options.port, health, page))
+        server = health_server(options.host, options.port, health, page, allowed_hosts=options.allowed_hosts)
+        await stack.enter_async_context(server)
     except OSError as error:
         raise SettingsError([f"health.host, health.port: cannot listen: {error.strerror or error}"]) from error
 

@@ -81,12 +81,22 @@ def _servers(*, database: bool) -> Mapping[str, Any]:
         if _is_given(configured, "nats", "servers"):
             return {} if database else NO_DATABASE
     if stack := find_dev()[0]:
-        return {
-            "postgres": {"dsn": stack.pg_dsn},
-            "nats": {"servers": stack.nats_servers},
-            "protocol": {"version": stack.protocol},
-        }
+        return _servers_of(stack)
     return {} if database else NO_DATABASE
+
+
+def servers_of_named_dev() -> Mapping[str, Any]:
+    """Return the settings of the running `dev` that the option --dev names; none without the option."""
+    stack = find_dev()[0] if os.environ.get(DEV_VARIABLE) else None
+    return _servers_of(stack) if stack else {}
+
+
+def _servers_of(stack: StackAddress) -> Mapping[str, Any]:
+    return {
+        "postgres": {"dsn": stack.pg_dsn},
+        "nats": {"servers": stack.nats_servers},
+        "protocol": {"version": stack.protocol},
+    }
 
 
 def _is_given(configured: Mapping[str, Any], section: str, key: str) -> bool:
@@ -116,12 +126,12 @@ def with_nats(
     *,
     user: NatsUser,
     database: bool = False,
-    advice: str = "",
+    advice: str = _ASK_REPLICAS,
 ) -> T:
     """Return the result of `work` with a connection to the kernel's NATS, or print why there is none and exit with 2.
 
     Replies arrive on the inbox of `user`, and messages name the command that prints its permissions. `database` is True
-    if `work` connects to PostgreSQL, too. `advice` says where else to look during an outage of NATS.
+    if `work` connects to PostgreSQL, too. `advice` says where else to look during an outage.
     """
     bootstrap = kernel_bootstrap(database=database)
     try:

@@ -9,6 +9,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,35 +31,51 @@ from openapi_tool.protocol.subjects import is_token
 from openapi_tool.quotas.amounts import Amount
 from openapi_tool.quotas.charged import WithoutResult, without_result
 from openapi_tool.telemetry.logs import printable_line
-from openapi_tool.telemetry.replica_problems import found_problems
+from openapi_tool.telemetry.replica_problems import but_failures, found_problems
 from openapi_tool.tools.wording import counted, short
 
 _MAX_ROWS = 20
 _COLUMNS = ("rate", "p50_ms", "p95_ms", "failed", "running", "waiting", "held", "oldest_held_s")
 
 
-def top(*, once: bool, every_s: float, as_json: bool, state: Path | None = None) -> None:
-    """Print the statistics of all replicas, or processes of a gateway, once or every `every_s` seconds."""
-    show_statistics_of(state, shown, _as_object, as_json=as_json, every_s=None if once else every_s)
+def top(*, once: bool, every_s: float, expect: int, as_json: bool, state: Path | None = None) -> None:
+    """Print the statistics of all replicas, or processes of a gateway, once or every `every_s` seconds.
+
+    Less than `expect` replicas are a problem.
+    """
+    show_statistics_of(
+        state,
+        partial(shown, expect=expect),
+        partial(_as_object, expect=expect),
+        as_json=as_json,
+        every_s=None if once else every_s,
+    )
 
 
-def _as_object(replicas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    found = found_problems(replicas)
+def _as_object(replicas: Sequence[Mapping[str, Any]], expect: int) -> dict[str, Any]:
+    found = found_problems(replicas, expect)
     return {"replicas": replicas, "problems": found.now, "earlier": found.earlier}
 
 
-def shown(replicas: Sequence[Mapping[str, Any]]) -> Group:
+def shown(replicas: Sequence[Mapping[str, Any]], expect: int = 0) -> Group:
     """Return the problems, tables of replicas and tools, and what was wrong earlier.
 
     The present problems come first, because a terminal that is too low shows the beginning.
     """
-    found = found_problems(replicas)
-    now = [_line(f"! {text}", "bold red") for text in found.now] or [_line("no problem is known now", "green")]
+    found = found_problems(replicas, expect)
+    now = [_line(f"! {text}", "bold red") for text in found.now]
+    if not now:
+        failures = but_failures(replicas)
+        now = [_line(f"no problem is known now{failures}", "yellow" if failures else "green")]
     table = Rows("replica", *_COLUMNS, title=f"{counted(len(replicas), 'replica')}, the last minute")
     for replica in replicas:
-        table.add(*(or_dash(replica.get(name)) for name in ("instance", *_COLUMNS)))
+        table.add(*(_figure(replica.get(name)) for name in ("instance", *_COLUMNS)))
     earlier = [Text("earlier, within ten minutes:"), *(_line(f"- {text}", "dim") for text in found.earlier)]
     return Group(*now, table, *_lag(replicas), *_tools(replicas), *(earlier if found.earlier else ()))
+
+
+def _figure(value: object) -> str:
+    return str(round(value)) if isinstance(value, float) and value.is_integer() else or_dash(value)
 
 
 def _line(text: str, style: str) -> Text:

@@ -247,12 +247,20 @@ class Tokens:
 
     def find(self, text: str) -> tuple[str, Token] | None:
         """Return id and record of a usable token, in a time that does not depend on how much of it is right."""
+        known = self._known(text)
+        return known if known is not None and known[1].usable(self._clock()) else None
+
+    def find_ended(self, text: str) -> tuple[str, Token] | None:
+        """Return id and record of a token that is right, but expired or revoked."""
+        known = self._known(text)
+        return None if known is None or known[1].usable(self._clock()) else known
+
+    def _known(self, text: str) -> tuple[str, Token] | None:
         prefix, _, rest = text.partition("_")
         token_id, _, secret = rest.partition("_")
         token = self._tokens.get(token_id)
         right = hmac.compare_digest(_hash(secret), token.hash if token else _NO_HASH)
-        usable = token is not None and token.usable(self._clock())
-        return (token_id, token) if token is not None and right and usable and prefix == _PREFIX else None
+        return (token_id, token) if token is not None and right and prefix == _PREFIX else None
 
 
 def shown(token_id: str, token: Token, now: float) -> dict[str, Any]:

@@ -157,7 +157,7 @@ class Access:
         scheme, _, text = given[0].partition(" ") if len(given) == 1 else ("", "", "")
         found = self._tokens.find(text.strip()) if scheme.lower() == "bearer" else None
         if found is None:
-            raise self._refusal(str(scope["client"][0]), tried=bool(given))
+            raise self._refusal(str(scope["client"][0]), text.strip(), tried=bool(given))
         token_id, token = found
         agents = headers.getlist("x-agent-id")
         agent = agents[0] if agents else token.agent
@@ -177,7 +177,7 @@ class Access:
             )
         return _Entry(Caller(token.project, agent, token.tools), token_id)
 
-    def _refusal(self, address: str, *, tried: bool) -> Problem:
+    def _refusal(self, address: str, token: str, *, tried: bool) -> Problem:
         """Return the problem of a request without a right token; the reason is not told, as it would help to guess."""
         if tried and self._failed.add(address):
             return Problem(
@@ -188,7 +188,7 @@ class Access:
                 close=True,
             )
         if tried:
-            log.warning("refused a wrong token", extra={"action": "token.refused", "address": address})
+            self._log_refusal(address, token)
         return Problem(
             HTTPStatus.UNAUTHORIZED,
             "unauthorized",
@@ -197,6 +197,14 @@ class Access:
             headers={"WWW-Authenticate": "Bearer"},
             close=True,
         )
+
+    def _log_refusal(self, address: str, text: str) -> None:
+        extra, what = {"action": "token.refused", "address": address}, "a wrong token"
+        if ended := self._tokens.find_ended(text):  # whoever has its secret is no guesser
+            token_id, token = ended
+            extra |= {"project_id": token.project, "agent_id": token.agent}
+            what = f"the token {token_id}, which is {'expired' if token.revoked is None else 'revoked'}"
+        log.warning("refused %s", what, extra=extra)
 
 
 async def read_body(headers: Headers, receive: Receive) -> bytes | None:

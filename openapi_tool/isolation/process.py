@@ -226,7 +226,10 @@ class WorkerProcess:
             self._task_ended.set_result(True)
             return
         self._failures += 1
-        log.warning("a worker process was lost; starting another one", extra={"action": "isolation.worker_lost"})
+        log.warning(
+            "a worker process ended by itself or was killed, as when memory is short; starting another one",
+            extra={"action": "isolation.worker_lost"},
+        )
         self.kill()
 
     async def aclose(self) -> None:

@@ -187,6 +187,11 @@ def running_dev() -> StackAddress:
     return running[first]
 
 
+def running_stacks() -> list[str]:
+    """Return the names of this user's running dev stacks."""
+    return list(_running_stacks(_state_files())[0])
+
+
 def _state_files() -> list[Path]:
     return sorted(_state_folder().glob(f"{_state_prefix()}*{_STATE_SUFFIX}"))
 

@@ -10,17 +10,10 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.dataclasses import dataclass as validated
 from pydantic_settings import NoDecode
 
-from openapi_tool.options.section import CallSeconds, Options, split
+from openapi_tool.options.section import CallSeconds, HostNames, Options, split
 from openapi_tool.urls import checked_address
 
-_HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")
 _ORIGIN = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
-
-
-def _check_hosts(hosts: tuple[str, ...]) -> tuple[str, ...]:
-    if not all(map(_HOST.fullmatch, hosts)):
-        raise ValueError("must be host names without scheme, port and path, such as tools.example.org")
-    return tuple(host.lower() for host in hosts)
 
 
 def _check_origins(origins: tuple[str, ...]) -> tuple[str, ...]:
@@ -37,7 +30,7 @@ class GatewayOptions(Options):
         default="127.0.0.1", description="Address to listen on; any that other machines reach needs tokens."
     )
     port: int = Field(default=8090, ge=0, le=65535, description="Port to listen on; 0 chooses a free one.")
-    allowed_hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(split), AfterValidator(_check_hosts)] = Field(
+    allowed_hosts: HostNames = Field(
         default=(),
         max_length=100,
         description="Public names under which clients reach the gateway, beside addresses and internal names; "

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, ConfigDict, Field, SecretStr, field_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, SecretStr, field_validator
+from pydantic_settings import NoDecode
 
 from openapi_tool.files import MAX_CERTIFICATES_BYTES, check_regular_file
 
@@ -58,6 +59,18 @@ def split(value: object) -> object:
     if isinstance(value, str) and value.lstrip().startswith(('["', "['")):
         raise ValueError("must be comma-separated in the environment, such as A,B; it is JSON")
     return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+
+_HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")
+
+
+def _check_hosts(hosts: tuple[str, ...]) -> tuple[str, ...]:
+    if not all(map(_HOST.fullmatch, hosts)):
+        raise ValueError("must be host names without scheme, port and path, such as tools.example.org")
+    return tuple(host.lower() for host in hosts)
+
+
+HostNames = Annotated[tuple[str, ...], NoDecode, BeforeValidator(split), AfterValidator(_check_hosts)]
 
 
 class Options:

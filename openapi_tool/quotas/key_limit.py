@@ -366,7 +366,7 @@ class KeyLimit(SharedRecord):
             self.endpoint,
             self.variable,
             until - self.now(),
-            "" if self.rates.requests else "; no limit is configured, so another 429 within a minute teaches one",
+            "" if self.rates.requests else "; no limit is configured: set that of your plan in section limits",
             extra={"action": "limits.paused", "pause_s": round(until - self.now(), 3), **self._log_fields},
         )
 

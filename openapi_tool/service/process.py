@@ -149,7 +149,7 @@ async def _serve_health(stack: AsyncExitStack, bootstrap: Bootstrap) -> None:
     if options.port:
         page = snapshots(bootstrap) if options.page else None
         connections = health_connections(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-        server = health_server(options.host, options.port, bootstrap.health, page, connections)
+        server = health_server(options.host, options.port, bootstrap.health, page, connections, options.allowed_hosts)
         try:
             await stack.enter_async_context(server)
         except OSError as error:

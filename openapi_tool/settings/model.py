@@ -26,7 +26,7 @@ from openapi_tool.options.executor import ExecutorOptions
 from openapi_tool.options.gateway import GatewayOptions
 from openapi_tool.options.isolation import IsolationOptions
 from openapi_tool.options.postgres import PostgresOptions
-from openapi_tool.options.section import Options, Seconds, split
+from openapi_tool.options.section import HostNames, Options, Seconds, split
 from openapi_tool.options.tools import ToolOptions
 from openapi_tool.protocol.dialect import DEFAULT_VERSION, ProtocolVersion
 from openapi_tool.protocol.subjects import default_durable
@@ -107,6 +107,12 @@ class HealthSettings(Options):
     check_interval_s: Seconds = Field(default=1, description="Health check interval in seconds.")
     page: bool = Field(
         default=False, description="Serve a status page of this replica at `/`, with ids of calls and no payloads."
+    )
+    allowed_hosts: HostNames = Field(
+        default=(),
+        max_length=100,
+        description="Public names under which metrics, `/readyz` and the page are read, beside addresses and internal "
+        "names; comma-separated in the environment.",
     )
 
 

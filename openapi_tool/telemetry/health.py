@@ -20,6 +20,7 @@ from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.calls import RECENT, CallFacts
 from openapi_tool.telemetry.metrics import Instrument, samples
 from openapi_tool.telemetry.redact import Redactor
+from openapi_tool.tools.wording import short
 
 log = logging.getLogger(__name__)
 
@@ -143,7 +144,8 @@ async def monitor_loop_lag(on_lag: Callable[[float], None]) -> None:
 
 
 WARNINGS_WINDOW_S = 600.0
-_MAX_ACTIONS = 100
+_MAX_WARNINGS = 100
+_MAX_OF_ACTION = 8  # projects or keys: those of one action must not displace other actions
 _MAX_CHARS = 300
 _EXCLUDED_ACTION = "health.changed"  # the current state of each dependency is shown instead
 _IDS = ("project_id", "variable")
@@ -156,16 +158,18 @@ class _Warned:
     count: int
     at: float
     message: str
-    ids: Mapping[str, str]
 
 
 class RecentWarnings(logging.Handler):
-    """Stores the last warning of each action; `snapshot` masks them, since masking a flood would take much CPU."""
+    """Stores the last warning of each action, project and key.
+
+    `snapshot` masks them, since masking a flood would take much CPU.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self._redactor = Redactor()
-        self._warned: dict[str, _Warned] = {}
+        self._warned: dict[tuple[str, tuple[tuple[str, str], ...]], _Warned] = {}  # by action and ids, oldest first
 
     def install(self, redactor: Redactor) -> None:
         """Record the package's own warnings from now on."""
@@ -179,13 +183,22 @@ class RecentWarnings(logging.Handler):
         """Count a record."""
         fields = vars(record)
         action = str(fields.get("action", "log"))
-        known = self._warned.get(action)
-        if action == _EXCLUDED_ACTION or (known is None and len(self._warned) >= _MAX_ACTIONS):
+        if action == _EXCLUDED_ACTION:
             return
+        key = action, tuple((name, str(fields[name])) for name in _IDS if name in fields)
+        known = self._warned.pop(key, None)
+        if known is None:
+            self._make_room(action)
         now = time.monotonic()
         before = known.count if known is not None and now - known.at <= WARNINGS_WINDOW_S else 0
-        ids = {name: str(fields[name]) for name in _IDS if name in fields}
-        self._warned[action] = _Warned(before + 1, now, record.getMessage(), ids)
+        self._warned[key] = _Warned(before + 1, now, record.getMessage())
+
+    def _make_room(self, action: str) -> None:
+        same = [key for key in self._warned if key[0] == action]
+        if len(same) >= _MAX_OF_ACTION:
+            del self._warned[same[0]]
+        elif len(self._warned) >= _MAX_WARNINGS:
+            del self._warned[next(iter(self._warned))]
 
     def _masked(self, text: str) -> str:
         return storable_text(self._redactor.head(text, _MAX_CHARS))  # a project's name may have bytes beyond UTF-8
@@ -199,9 +212,9 @@ class RecentWarnings(logging.Handler):
                 "count": warned.count,
                 "ago_s": round(now - warned.at, 1),
                 "message": self._masked(warned.message),
-                **{name: self._masked(text) for name, text in warned.ids.items()},
+                **{name: self._masked(text) for name, text in ids},
             }
-            for action, warned in sorted(self._warned.copy().items(), key=lambda item: -item[1].at)
+            for (action, ids), warned in reversed(self._warned.copy().items())
             if now - warned.at <= WARNINGS_WINDOW_S
         ]
 
@@ -315,16 +328,21 @@ def _quantile_ms(seconds: Sequence[float], share: float) -> int | None:
     return round(1000 * seconds[min(len(seconds) - 1, int(share * len(seconds)))]) if seconds else None
 
 
+def _tool(call: CallFacts) -> str:
+    """Return the built-in tool, or the project's name of a tool whose definition is not usable."""
+    return call.tool or short(call.function_name)
+
+
 def _rows(calls: Sequence[CallFacts]) -> list[dict[str, Any]]:
     groups: dict[tuple[str, str], list[CallFacts]] = defaultdict(list)
     for call in calls:
-        groups[call.ids["project_id"], call.tool].append(call)
+        groups[call.ids["project_id"], _tool(call)].append(call)
     most = sorted(groups.items(), key=lambda group: -len(group[1]))[:_MAX_ROWS]
     return [{"project": project, "tool": tool, **_rates(group, WINDOW_S)} for (project, tool), group in most]
 
 
 def _errors(calls: Sequence[CallFacts]) -> list[dict[str, Any]]:
-    failed = Counter((call.ids["project_id"], call.tool, call.error_code) for call in calls if call.error_code)
+    failed = Counter((call.ids["project_id"], _tool(call), call.error_code) for call in calls if call.error_code)
     return [
         {"project": project, "tool": tool, "error_code": code, "calls": count}
         for (project, tool, code), count in failed.most_common(_MAX_ROWS)
@@ -335,11 +353,11 @@ def _call(call: CallFacts, now: float) -> dict[str, Any]:
     return {
         "ago_s": round(now - call.ended, 1),
         "project": call.ids["project_id"],
-        "tool_call_id": call.ids["tool_call_id"],
-        "tool": call.tool,
+        "tool": _tool(call),
         "status": call.status,
         "error_code": call.error_code,
         "ms": round(call.seconds * 1000),
         "tokens": call.tokens,
         "cached": call.cached,
+        "tool_call_id": call.ids["tool_call_id"],
     }

@@ -8,12 +8,12 @@ connections send nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Protocol, cast
 
 from aiohttp import web
-from aiohttp.typedefs import Handler
+from aiohttp.typedefs import Handler, Middleware
 from cachetools import TTLCache, cached
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 
@@ -27,6 +27,7 @@ LIFE_S = 5.0
 MAX_REQUEST_BYTES = 128 * 1024
 """Of one connection; the other limits allow a request of at most 70 kB."""
 METRICS_CACHE_S = 1.0
+_LIVE = "/livez"
 _LIMITS: dict[str, Any] = {"max_line_size": 2_048, "max_field_size": 2_048, "max_headers": 32, "lingering_time": 0}
 
 
@@ -47,9 +48,13 @@ async def health_server(
     health: Health | None,
     snapshots: Statistics | None = None,
     max_connections: int = MAX_CONNECTIONS,
+    allowed_hosts: Collection[str] = (),
 ) -> AsyncIterator[int]:
-    """Serve probes and metrics of `health` and the page of `snapshots`; yield the port. Raises OSError."""
-    app = web.Application(middlewares=[_close_afterwards])
+    """Serve probes and metrics of `health` and the page of `snapshots`; yield the port. Raises OSError.
+
+    `allowed_hosts` are public names in lower case under which more than /livez is served.
+    """
+    app = web.Application(middlewares=[_close_afterwards, _refusing_public_names(allowed_hosts)])
     handlers: Routes = {}
     if health is not None:
         handlers |= _probes(health)
@@ -132,6 +137,25 @@ async def _close_afterwards(request: web.Request, handler: Handler) -> web.Strea
     return response
 
 
+def _refusing_public_names(allowed: Collection[str]) -> Middleware:
+    """Refuse DNS rebinding: a web page whose host name resolves to this server would read names of projects and keys.
+
+    Probes and scrapers use addresses or internal names. Some load balancers send no Host, which no browser does.
+    """
+
+    @web.middleware
+    async def refuse(request: web.Request, handler: Handler) -> web.StreamResponse:
+        given = request.headers.getall("Host", [])
+        name = host_of_header(given[0]) if len(given) == 1 else None
+        if request.path != _LIVE and given and not is_internal(name) and name not in allowed:
+            raise web.HTTPMisdirectedRequest(
+                text="use an address or an internal name, or add the name in Host to health.allowed_hosts\n"
+            )
+        return await handler(request)
+
+    return refuse
+
+
 def _probes(health: Health) -> Routes:
     metrics = cached(TTLCache(1, METRICS_CACHE_S))(exposition)  # it blocks the event loop for milliseconds
 
@@ -144,22 +168,14 @@ def _probes(health: Health) -> Routes:
     async def scrape(_: web.Request) -> web.Response:
         return web.Response(body=metrics(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-    return {"/livez": live, "/readyz": ready, "/metrics": scrape}
-
-
-def _refuse_public_name(request: web.Request) -> None:
-    """Refuse DNS rebinding: a web page whose host name resolves to this server reads it."""
-    if not is_internal(host_of_header(request.host)):
-        raise web.HTTPMisdirectedRequest(text="open this page under an address or an internal name, not a public one")
+    return {_LIVE: live, "/readyz": ready, "/metrics": scrape}
 
 
 def _page(snapshots: Statistics) -> Routes:
-    async def html(request: web.Request) -> web.Response:
-        _refuse_public_name(request)
+    async def html(_: web.Request) -> web.Response:
         return web.Response(text=page(snapshots.now()), content_type="text/html", headers=HEADERS)
 
-    async def stats(request: web.Request) -> web.Response:
-        _refuse_public_name(request)
+    async def stats(_: web.Request) -> web.Response:
         return web.json_response(with_problems(snapshots.now()), headers=HEADERS)
 
     return {"/": html, "/stats.json": stats}

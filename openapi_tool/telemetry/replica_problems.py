@@ -36,8 +36,8 @@ class _Report:
     combine: Callable[[Iterable[float]], float] = max
 
 
-def found_problems(replicas: Sequence[Replica]) -> FoundProblems:
-    """Return the problems of all replicas; what several of them report is one problem."""
+def found_problems(replicas: Sequence[Replica], expect: int = 0) -> FoundProblems:
+    """Return the problems of all replicas, a lack of `expect` included; what several of them report is one problem."""
     states = [report for replica in replicas for report in _states(replica)]
     warned = sorted(
         ((str(replica.get("instance")), warning, _lasts(replica, warning)) for replica in replicas
@@ -49,9 +49,20 @@ def found_problems(replicas: Sequence[Replica]) -> FoundProblems:
     recovered = [(name, warning) for name, warning, lasts in warned if lasts is False]
     of = len(replicas)
     return FoundProblems(
-        [*_lines(states, of), *_warning_lines(recent, of)],
+        [*_missing(of, expect), *_lines(states, of), *_warning_lines(recent, of)],
         [*(f"recovered: {line}" for line in _warning_lines(recovered, of)), *_warning_lines(earlier, of)],
     )
+
+
+def but_failures(replicas: Sequence[Replica]) -> str:
+    """Return how many calls of the last minute failed, as the end of a sentence; empty if none did."""
+    calls, failed = (sum(replica.get(name) or 0 for replica in replicas) for name in ("calls", "failed"))
+    return f", but {failed} of {counted(calls, 'call')} of the last minute failed" if failed else ""
+
+
+def _missing(replicas: int, expect: int) -> Iterator[str]:
+    if replicas < expect:
+        yield f"{replicas} of {expect} replicas answer: the others are gone, hang or cannot reach NATS"
 
 
 def _lines(reports: Sequence[_Report], replicas: int) -> Iterator[str]:
@@ -184,6 +195,7 @@ _LASTING: Mapping[str, Callable[[Replica, Warned], bool]] = {
     "limits.paused": _has_limit("paused_s"),
     "nats.disconnected": _is_down("nats"),
     "nats.silent": _is_down("nats"),
+    "tool.enabled": lambda _, __: False,
 }
 """Warnings about a state that `_states` shows, too, while it lasts; and whether it lasts."""
 
@@ -214,19 +226,26 @@ def _ago_s(warning: Warned) -> float:
 
 
 def _warning_lines(warned: Sequence[tuple[str, Warned]], replicas: int) -> Iterator[str]:
-    """Yield a line for the warnings of each action, project and key, with the newest message."""
+    """Yield a line for the warnings of each action and key, with the newest message."""
     groups: dict[tuple[str, ...], list[tuple[str, Warned]]] = {}
     for name, warning in warned:
-        about = tuple(str(warning.get(field, "")) for field in ("action", "project_id", "variable"))
+        about = tuple(str(warning.get(field, "")) for field in ("action", "variable"))
         groups.setdefault(about, []).append((name, warning))
     for same in groups.values():
         _, newest = same[0]
-        project = f" (project {newest['project_id']})" if newest.get("project_id") else ""
         often = counted(sum(warning["count"] for _, warning in same), "time")
         if newest.get("ago_s") is not None:
             often += f", last {_span(newest['ago_s'])} ago"
         names = _of_replicas([name for name, _ in same], replicas)
-        yield f"{names}{newest['action']}, {often}{project}: {newest['message']}{_ADVICE.get(newest['action'], '')}"
+        often += _projects(same)
+        yield f"{names}{newest['action']}, {often}: {newest['message']}{_ADVICE.get(newest['action'], '')}"
+
+
+def _projects(warned: Iterable[tuple[str, Warned]]) -> str:
+    names = list(dict.fromkeys(str(warning["project_id"]) for _, warning in warned if warning.get("project_id")))
+    more = f" and {counted(len(names) - _NAMES_SHOWN, 'other')}" if len(names) > _NAMES_SHOWN else ""
+    shown = f"project{'s' * (len(names) > 1)} {', '.join(names[:_NAMES_SHOWN])}{more}"
+    return f" ({shown})" if names else ""
 
 
 def _span(seconds: float) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from openapi_tool.telemetry.replica_problems import FoundProblems, found_problems
+from openapi_tool.telemetry.replica_problems import FoundProblems, but_failures, found_problems
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #c8ccd2; --quiet: #5a6472; --bad: #a80f1b; --bad-back: #fdecec;
@@ -32,7 +32,9 @@ ul { padding-left: 1.2rem; margin: .6rem 0; overflow-wrap: anywhere; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .87rem; font-variant-numeric: tabular-nums; }
 td, th { padding: .2rem .6rem; border: 1px solid var(--line); text-align: left; vertical-align: top;
-  white-space: pre-wrap; max-width: 45rem; } th { white-space: nowrap; color: var(--quiet); font-weight: 600; }
+  white-space: nowrap; } th { color: var(--quiet); font-weight: 600; }
+.long { white-space: pre-wrap; width: max-content; max-width: min(40rem, 70vw); max-height: 9rem; overflow: auto;
+  overflow-wrap: anywhere; }
 tr.bad td { background: var(--bad-back); color: var(--bad); }
 """
 _SCRIPT = """
@@ -40,19 +42,26 @@ const at = id => document.getElementById(id);
 const add = (parent, kind, text) => { const made = document.createElement(kind); made.textContent = text ?? "-";
   parent.append(made); };
 const list = (id, texts) => { at(id).replaceChildren(); texts.forEach(text => add(at(id), "li", text)); };
+const row = (table, number, kind, values, className) => {
+  const line = table.rows[number] ?? table.insertRow(); line.className = className;
+  if (line.cells.length != values.length || line.cells[0].localName != kind) {
+    line.replaceChildren(...values.map(() => { const made = document.createElement(kind);
+      made.append(document.createElement("div")); return made; })); }
+  values.forEach((value, column) => { const shown = line.cells[column].firstChild, text = String(value ?? "-");
+    if (shown.textContent != text) shown.textContent = text;  // keeps scroll and selection of a text that stays
+    shown.className = text.length > 40 ? "long" : ""; }); };
 const table = (id, rows, isBad = () => false) => {
-  at(id).replaceChildren();
-  if (!rows.length) { const line = at(id).insertRow(); line.className = "none"; add(line, "td", "none"); return; }
-  const names = Object.keys(rows[0]), head = at(id).insertRow();
-  names.forEach(name => add(head, "th", name.replaceAll("_", " ")));
-  rows.forEach(row => { const line = at(id).insertRow(); line.className = isBad(row) ? "bad" : "";
-    names.forEach(name => add(line, "td", row[name])); }); };
+  const names = [...new Set(rows.flatMap(one => Object.keys(one)))], none = !rows.length;
+  if (none) row(at(id), 0, "td", ["none"], "none");
+  else row(at(id), 0, "th", names.map(name => name.replaceAll("_", " ")), "");
+  rows.forEach((one, number) => row(at(id), number + 1, "td", names.map(name => one[name]), isBad(one) ? "bad" : ""));
+  while (at(id).rows.length > rows.length + 1) at(id).deleteRow(-1); };
 const pairs = object => Object.entries(object).map(([name, value]) => ({name: name.replaceAll("_", " "), value}));
 const state = (text, isBad) => { at("state").textContent = text; at("state").className = isBad ? "bad" : ""; };
 async function load() {
   try {
     const found = await (await fetch("stats.json")).json();
-    state(found.state, !found.health?.ready || found.problems.length);
+    state(found.state, !found.health?.ready || found.silent || found.problems.length);
     list("problems", found.problems); list("earlier", found.earlier);
     at("earlier-head").hidden = !found.earlier.length;
     if (found.health) show(found);
@@ -60,7 +69,8 @@ async function load() {
   setTimeout(load, 2000);
 }
 function show(found) {
-  const {problems, earlier, state, ...rest} = found;
+  const {problems, earlier, state, silent, answers, ...rest} = found;
+  at("tables").hidden = false;
   table("now", pairs(Object.fromEntries(Object.entries(rest).filter(([, value]) => typeof value != "object"))));
   table("errors", found.errors, () => true);
   table("last", found.last, call => call.error_code);
@@ -112,17 +122,21 @@ def _state(stats: Mapping[str, Any], found: FoundProblems) -> str:
     health = stats.get("health")
     if not health:
         return "The replica has not answered yet."
+    if stats.get("silent"):
+        return "The replica does not answer over NATS. What follows is what it said last."
     if health.get("draining"):
         return "Stopping: the replica finishes its calls and fetches no commands."
     if not health.get("ready"):
-        return "Not ready: the replica fetches no commands until what follows is solved."
-    return "Ready, with problems." if found.now else "Ready. No problem is known."
+        return "Not ready: calls may wait until what follows is solved."
+    if found.now:
+        return "Ready, with problems."
+    return f"Ready. No problem is known{but_failures([stats])}."
 
 
 def page(stats: Mapping[str, Any]) -> str:
     """Return the page; its tables are empty until the script has loaded /stats.json."""
     shown = with_problems(stats)
-    bad = bool(shown["problems"]) or not (stats.get("health") or {}).get("ready")
+    bad = bool(shown["problems"] or stats.get("silent")) or not (stats.get("health") or {}).get("ready")
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>openapi-tool</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -133,10 +147,11 @@ def page(stats: Mapping[str, Any]) -> str:
         "numbers, and /readyz and /metrics of the health server have the state and the metrics.</noscript>"
         f'<h2 id="earlier-head"{"" if shown["earlier"] else " hidden"}>Earlier, within ten minutes</h2>'
         f'<ul id="earlier">{_items(shown["earlier"])}</ul>'
+        '<div id="tables" hidden>'
         + "".join(
             f'<h2>{title}</h2><div class="wide"><table id="{name}"></table></div>' for name, title in _TABLES.items()
         )
-        + f"<script>{_SCRIPT}</script></body></html>"
+        + f"</div><script>{_SCRIPT}</script></body></html>"
     )
 
 

@@ -310,7 +310,7 @@ def test_an_unreachable_or_silent_nats_is_reported_within_three_seconds(command:
         assert (result.exit_code, result.stdout) == (2, "")
         problem, *advice = result.stderr.splitlines()
         assert problem == f"openapi-tool: cannot connect to NATS at {where}: {why} check nats.servers (NATS_SERVERS)"
-        assert ("/readyz" in " ".join(advice)) == (command[0] in ("deadletters", "top", "limits", "budgets"))
+        assert ("/readyz" in " ".join(advice)) == (command[0] != "call")
 
 
 def _timed(command: list[str], servers: dict[str, str]) -> tuple[float, Result]:
@@ -338,8 +338,8 @@ def test_an_unreachable_database_is_reported_if_nats_answers(stack: EmbeddedStac
     for command in (["inspect", "tc_1", "--project", "p"], ["deadletters", "list", "--abandoned"], ["call", "a_tool"]):
         result = CliRunner().invoke(app, command, env=servers)
         assert (result.exit_code, result.stdout) == (2, "")
-        where = "PostgreSQL at 127.0.0.1:1 (database kernel)"
-        assert result.stderr == f"openapi-tool: {where}: connection refused; check postgres.dsn (PG_DSN)\n"
+        problem = "PostgreSQL at 127.0.0.1:1 (database kernel): connection refused; check postgres.dsn (PG_DSN)"
+        assert result.stderr.splitlines()[0] == f"openapi-tool: {problem}"
 
 
 # The recorded example calls: the same rows in, the same rows, card and doorbell out (protocol section 9).

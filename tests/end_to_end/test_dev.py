@@ -27,7 +27,7 @@ import pytest
 from typer.testing import CliRunner
 
 from openapi_tool.bus.replica_statistics import gather_stats
-from openapi_tool.cli import app
+from openapi_tool.cli import app, dev_executor
 from openapi_tool.cli.dev import Feed
 from openapi_tool.cli.dev_executor import DevStatistics, dev_settings
 from openapi_tool.cli.options import UpstreamChoice
@@ -46,6 +46,7 @@ from openapi_tool.local.dev_state import (
 from openapi_tool.local.guard import Guard
 from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.servers import free_port
+from openapi_tool.telemetry.status_page import with_problems
 from tests.conftest import reader_tool
 from tests.end_to_end import test_local
 from tests.requirements import requirement
@@ -222,11 +223,17 @@ async def test_several_executors_share_the_calls(
 
 
 @requirement("dialects.commands")
-async def test_a_kernel_of_the_older_protocol_is_simulated_and_found(
-    start_dev: StartDev, environment: dict[str, str], tmp_path: Path
+async def test_a_kernel_of_the_older_protocol_is_simulated_and_found_beside_another_dev(
+    start_dev: StartDev, environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dev = await start_dev("--protocol", "v1r3")
-    variables = await dev.addresses()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", environment["XDG_RUNTIME_DIR"])
+    with claimed_state() as other:
+        assert other is not None
+        announce(other.descriptor, "postgresql://127.0.0.1:1/one", "nats://127.0.0.1:1", "v1r4")
+        dev = await start_dev("--protocol", "v1r3")
+        variables = await dev.addresses()
+    assert dev.output.count(" --dev dev2 call ") == 3, "a command to paste names one of two stacks"
+    environment["OPENAPI_TOOL_DEV"] = "dev2"
     assert variables["OPENAPI_TOOL__PROTOCOL__VERSION"] == "v1r3"
     called = await asyncio.to_thread(call, environment, "jina_search", "--args", json.dumps(SEARCH))
     assert called.returncode == 0, called.stderr
@@ -652,6 +659,8 @@ def test_of_several_running_dev_stacks_one_must_be_named(state: Path, monkeypatc
         chosen = CliRunner().invoke(app, ["--dev", "two", "top", "--once"], env={"NATS_SERVERS": "nats://127.0.0.1:9"})
         assert "NATS at 127.0.0.1:2: connection refused" in chosen.stderr, "the option precedes the environment"
         assert "NATS at 127.0.0.1:2" in CliRunner().invoke(app, ["--dev", "two", "call", "a_tool"]).stderr
+        checked = CliRunner().invoke(app, ["--dev", "two", "check"], env={"PG_DSN": "postgresql://127.0.0.1:3/own"})
+        assert "PostgreSQL at 127.0.0.1:2" in checked.output
         exported = CliRunner().invoke(app, ["top", "--once"], env={"OPENAPI_TOOL_DEV": "two"})
         assert "NATS at 127.0.0.1:2: connection refused" in exported.stderr
         unknown = CliRunner().invoke(app, ["--dev", "three", "top", "--once"])
@@ -721,3 +730,22 @@ def test_results_on_the_page_of_dev_are_few_and_short() -> None:
     assert last[0]["read"] == f"{'x' * 4_000} … (5,000 characters)"
     assert last[1]["read"] is None
     assert DevStatistics().now() == {}
+
+
+@requirement("cli.dev", "page")
+async def test_the_page_of_dev_keeps_the_last_answer_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[list[dict[str, Any]]] = [[{"instance": "one", "health": {"ready": True}}], []]
+
+    async def ask() -> list[dict[str, Any]]:
+        return answers.pop(0) if answers else await asyncio.Future()
+
+    monkeypatch.setattr(dev_executor, "_UPDATE_S", 0)
+    monkeypatch.setattr(dev_executor, "_SILENT_S", 0.05)
+    statistics = DevStatistics()
+    following = asyncio.create_task(statistics.follow(ask))
+    async with asyncio.timeout(5):
+        while not statistics.now().get("silent"):  # noqa: ASYNC110 - a clock is polled
+            await asyncio.sleep(0.01)
+    shown = with_problems(statistics.now())
+    assert (shown["instance"], shown["state"].partition(".")[0]) == ("one", "The replica does not answer over NATS")
+    following.cancel()

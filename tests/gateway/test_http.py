@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from openapi_tool.gateway.tokens import StoredTokens
 from openapi_tool.http.access import FAILED_TRIES
 from openapi_tool.http.problems import STATUS_OF_CODE
 from openapi_tool.local.stack import UpstreamDouble
@@ -198,6 +199,29 @@ async def test_failed_tries_are_limited_and_a_right_token_is_still_taken(
     assert secret not in caplog.text
     assert "f" * 64 not in caplog.text
     assert caplog.text.count("refused a wrong token") == FAILED_TRIES
+
+
+@requirement("gateway.tokens")
+async def test_the_log_names_a_revoked_token_but_only_if_its_secret_is_right(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serve() as served:
+        token = await served.token("p", "a")
+        token_id = token.split("_")[1]
+        await StoredTokens(served.state).revoke(token_id)
+        await served.tokens.load()
+        for tried in (token, f"oat_{token_id}_{'f' * 64}"):
+            async with served.client(tried) as client:
+                refused = await client.get("/v1/tools")
+                assert refused.status_code == 401
+                assert "revoked" not in refused.json()["detail"].replace("neither expired nor revoked", "")
+    refusals = [line for line in caplog.records if vars(line).get("action") == "token.refused"]
+    assert [line.getMessage() for line in refusals] == [
+        f"refused the token {token_id}, which is revoked",
+        "refused a wrong token",
+    ]
+    assert vars(refusals[0])["project_id"] == "p"
+    assert not hasattr(refusals[1], "project_id")
 
 
 @requirement("gateway.http")

@@ -801,6 +801,33 @@ def test_warnings_are_listed_newest_first_and_those_before_the_last_minute_apart
 
 
 @requirement("cli.top")
+def test_a_warning_of_several_projects_is_one_line_that_names_them() -> None:
+    warnings = [
+        {
+            "action": "intake.full",
+            "count": 2,
+            "message": f"full of p{number}",
+            "ago_s": number,
+            "project_id": f"p{number}",
+        }
+        for number in range(5)
+    ]
+    found = found_problems([{**REPLICA, "warnings": warnings}])
+    often = "vm-19346: intake.full, 10 times, last 0 s ago"
+    assert found.now == [f"{often} (projects p0, p1, p2 and 2 others): full of p0"]
+    assert "(project p0)" in found_problems([{**REPLICA, "warnings": warnings[:1]}]).now[0]
+
+
+@requirement("cli.top")
+def test_less_replicas_than_expected_are_the_first_problem() -> None:
+    assert found_problems([REPLICA], 3).now[0].startswith("1 of 3 replicas answer: ")
+    assert found_problems([REPLICA], 1).now == []
+    written = io.StringIO()
+    Console(file=written, width=120).print(top.shown([REPLICA], expect=2))
+    assert written.getvalue().startswith("! 1 of 2 replicas answer")
+
+
+@requirement("cli.top")
 def test_top_begins_with_the_problems_and_names_the_errors_of_each_tool() -> None:
     row = {"project": "p", "tool": "t"}
     errors = [{**row, "error_code": code, "calls": calls} for code, calls in (("rate_limited", 3), ("bad_request", 1))]
@@ -816,6 +843,9 @@ def test_top_begins_with_the_problems_and_names_the_errors_of_each_tool() -> Non
     quiet = io.StringIO()
     Console(file=quiet, width=120).print(top.shown([REPLICA]))
     assert quiet.getvalue().splitlines()[0] == "no problem is known now"
+    failing = io.StringIO()
+    Console(file=failing, width=120).print(top.shown([{**REPLICA, "calls": 3, "failed": 2}, REPLICA]))
+    assert failing.getvalue().startswith("no problem is known now, but 2 of 3 calls of the last minute failed\n")
 
 
 @requirement("cli.limits")

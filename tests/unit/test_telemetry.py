@@ -524,8 +524,22 @@ def test_recent_warnings_are_grouped_by_action_masked_and_truncated(monkeypatch:
         for number in range(200):
             logger.warning("many", extra={"action": f"many.{number}"})
         assert len(warnings.snapshot()) == 100
+        assert warnings.snapshot()[0]["action"] == "many.199", "the newest ones stay"
     finally:
         logging.getLogger("openapi_tool").removeHandler(warnings)
+
+
+@requirement("cli.top")
+def test_recent_warnings_name_each_project_and_those_of_many_projects_displace_no_other_action() -> None:
+    warnings = RecentWarnings()
+    warnings.handle(record("another", action="other"))
+    for number in range(200):
+        for _ in range(2):
+            warnings.handle(record("full", action="intake.full", project_id=f"p{number}"))
+    full = [warning for warning in warnings.snapshot() if warning["action"] == "intake.full"]
+    assert [(warning["project_id"], warning["count"]) for warning in full[:2]] == [("p199", 2), ("p198", 2)]
+    assert len(full) == 8
+    assert warnings.snapshot()[-1]["action"] == "other"
 
 
 @requirement("cli.top")
@@ -955,7 +969,7 @@ async def test_the_page_says_what_is_wrong_before_all_numbers_and_without_script
     body = page.partition("</head>")[2]
     assert "postgres is unavailable: &lt;b&gt;no&lt;/b&gt; answer" in body
     assert body.index("postgres is unavailable") < body.index("<table")
-    assert "fetches no commands" in body
+    assert "calls may wait" in body
     assert "<noscript>" in body
     assert "/stats.json" in body
     stats = json.loads(answer.partition(b"\r\n\r\n")[2])
@@ -964,8 +978,9 @@ async def test_the_page_says_what_is_wrong_before_all_numbers_and_without_script
 
 
 @requirement("page")
-async def test_the_page_is_refused_under_public_host_names(page_port: int) -> None:
-    """A foreign web page could resolve its own host name to this address, and read the page (DNS rebinding)."""
+async def test_only_livez_is_served_under_public_host_names(page_port: int) -> None:
+    """A foreign web page could resolve its own host name to this address, and read it (DNS rebinding)."""
+    paths = (b"/", b"/stats.json", b"/metrics", b"/readyz")
     for host in (
         "localhost",
         "127.0.0.1:8080",
@@ -975,13 +990,30 @@ async def test_the_page_is_refused_under_public_host_names(page_port: int) -> No
         "executor.agents.svc",
         "a.internal",
     ):
-        for path in (b"/", b"/stats.json"):
+        for path in paths:
             answer = await response_to(page_port, b"GET %s HTTP/1.1\r\nHost: %s\r\n\r\n" % (path, host.encode()))
-            assert b" 200 " in answer, host
+            assert answer.split()[1] == (b"503" if path == b"/readyz" else b"200"), host
     for host in ("evil.example", "evil.example:8080", "127.0.0.1.evil.example", "[", "x.svc.example"):
-        for path in (b"/", b"/stats.json"):
+        for path in paths:
             answer = await response_to(page_port, b"GET %s HTTP/1.1\r\nHost: %s\r\n\r\n" % (path, host.encode()))
             assert answer.split()[1] in (b"421", b"400"), host
+    assert b" 200 " in await response_to(page_port, b"GET /livez HTTP/1.1\r\nHost: evil.example\r\n\r\n")
+    assert b" 503 " in await response_to(page_port, b"GET /readyz HTTP/1.0\r\n\r\n"), "a probe without Host"
+
+
+@requirement("page")
+async def test_metrics_are_served_under_a_public_name_that_the_settings_allow() -> None:
+    async with health_server("127.0.0.1", 0, Health(), allowed_hosts=("a.example",)) as port:
+        for host, status in ((b"A.example:9090", b" 200 "), (b"b.example", b" 421 ")):
+            assert status in await response_to(port, b"GET /metrics HTTP/1.1\r\nHost: %s\r\n\r\n" % host)
+
+
+@requirement("page", "cli.top")
+async def test_a_tool_whose_definition_is_not_usable_has_its_name_in_the_project(page_port: int) -> None:
+    RECENT[-1].tool, RECENT[-1].function_name, RECENT[-1].error_code = "", "my_tool", "tool_misconfigured"
+    answer = await response_to(page_port, b"GET /stats.json HTTP/1.1\r\nHost: x\r\n\r\n")
+    stats = json.loads(answer.partition(b"\r\n\r\n")[2])
+    assert [stats[part][0]["tool"] for part in ("tools", "errors", "last")] == ["my_tool"] * 3
 
 
 @requirement("page")
@@ -994,8 +1026,14 @@ async def test_the_last_calls_stay_on_the_page_beyond_the_minute(page_port: int)
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium (Debian's package) is not installed")
 @requirement("page")
-async def test_a_browser_shows_the_numbers_and_runs_no_script_from_a_call(page_port: int, tmp_path: Path) -> None:
+async def test_a_browser_shows_the_numbers_and_runs_no_script_from_a_call(
+    page_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert CHROMIUM is not None
+    warnings = RecentWarnings()
+    warnings.handle(record("of a project", action="intake.full", project_id="p_warned"))
+    warnings.handle(record("of none", action="nats.silent"))
+    monkeypatch.setattr("openapi_tool.telemetry.health.RECENT_WARNINGS", warnings)
     url = f"http://127.0.0.1:{page_port}/"
     browser = await asyncio.create_subprocess_exec(
         CHROMIUM, *_BROWSER, f"--user-data-dir={tmp_path}", url, stdout=PIPE, stderr=DEVNULL
@@ -1006,5 +1044,7 @@ async def test_a_browser_shows_the_numbers_and_runs_no_script_from_a_call(page_p
     assert "replica-1" in text
     assert "a.limit" in text
     assert "tc_1" in text
+    assert '<div class="">p_warned</div>' in text, "a column that the first row lacks"
+    assert '<div id="tables">' in text, "hidden without script"
     assert "<title>openapi-tool</title>" in text
     assert "&lt;script&gt;document.title" in text

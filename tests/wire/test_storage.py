@@ -275,6 +275,22 @@ async def commands(stored: Stored) -> StreamConfig:
     return (await stored.jetstream.add_stream(config)).config
 
 
+@requirement("nats.storage", "cli.top")
+async def test_a_stream_that_the_disk_has_no_room_for_is_named_with_the_remedy(
+    stack: EmbeddedStack, tmp_path: Path
+) -> None:
+    """nats-server reserves the maximum size of a stream when it is created."""
+    with server(stack, f'jetstream {{ store_dir: "{tmp_path}", max_file_store: 1MB }}') as nats_server:
+        bootstrap = build_bootstrap(Settings(postgres=DSN, nats={"servers": nats_server.url}), {})
+        async with connected(bootstrap.bus) as client:
+            small = await stored_on(client)
+            await small.storage.check()
+            assert (
+                f"{dead_letters.STREAM} cannot be used: insufficient storage resources available; "
+                "free its disk or raise the limit"
+            ) in small.reason()
+
+
 @requirement("nats.storage", "cli.check")
 async def test_check_fails_if_jetstream_stores_nothing(
     stack: EmbeddedStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
