@@ -89,6 +89,7 @@ async def _not_stored(client: BusClient) -> list[str]:
 
 
 def failure_of_stream(error: Exception) -> str:
+    """Return what a request for a stream failed with."""
     if isinstance(error, APIError):
         return f"cannot be used: {describe_refusal(error)}"
     return f"does not answer: {type(error).__name__}"
@@ -195,8 +196,8 @@ class StorageMonitor:
         except Unavailable as unusable:
             return str(unusable)
         except (nats.errors.Error, OSError) as error:
-            # Without their records limits and budgets go on with this replica's part (ADR 9). A missing bucket is created
-            # by the first write; while a cluster elects its leader, it cannot say that it is missing.
+            # Without their records limits and budgets go on with this replica's part (ADR 9). The first write creates a
+            # missing bucket; while a cluster elects a leader, it cannot say that one is missing.
             return f"{stream} {failure_of_stream(error)}" if stream not in QUOTA_BYTES else ""
         if create is not None:
             self._warn_of_replicas(stream, info)

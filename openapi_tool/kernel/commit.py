@@ -120,9 +120,9 @@ edge as (
 """
 
 # A trigger that returns null discards a row. Then the statement must fail, so that the others are not written without
-# it. It fails by a division by zero: SQL has no expression that raises an error, a function would be DDL in the kernel's
-# database, and a column that says so could not undo the other rows. TEST returns the tables of such rows instead. Only
-# there a card that was not written is a discarded one: elsewhere the call may have another result.
+# it. It fails by a division by zero: SQL has no expression that raises an error, a function would be DDL in the
+# database of the kernel, and a column that says so could not undo the other rows. TEST returns the tables of such rows
+# instead. Only there a card that was not written is a discarded one: elsewhere the call may have another result.
 _OUTCOME = """
 select busy, exists (select from inbox) as written, discarded,
     1 / (discarded = '' or :mode = 'test')::int as fails_if_discarded

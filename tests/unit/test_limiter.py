@@ -334,8 +334,8 @@ async def test_a_project_that_has_its_share_elsewhere_delays_no_request_of_anoth
         here, elsewhere = world.limiters
 
         def acquire(limiter: Limiter, project: str) -> asyncio.Task[Permit]:
-            need = Need("A", "search", (project, "a"), Deadline.after(30), world.secrets("A"))
-            return asyncio.create_task(limiter.acquire(need))
+            wanted = PermitRequest("A", "search", AgentKey(project, "a"), Deadline.after(30), world.secrets("A"))
+            return asyncio.create_task(limiter.acquire(wanted))
 
         for _ in range(20):
             (await acquire(elsewhere, "quick")).done(1)
