@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
@@ -39,6 +40,11 @@ log = logging.getLogger(__name__)
 _MAX_LENGTH_DIGITS = 19  # bounds the time of int()
 _PACE_BYTES, _PACE_S = 256 * 1024, 10.0
 """Minimum rate of a large response: bytes within seconds (210 kbit/s). A stall of the event loop does not count."""
+
+_READ_ON_S = 2.0  # for the cost at the end of a body that is too large
+_TAIL_BYTES = 4 * 1024
+_COST = re.compile(rb'"meta"\s*:\s*\{\s*"usage"\s*:\s*\{\s*"tokens"\s*:\s*([0-9]{1,9})\s*\}\s*\}\s*\}\s*$')
+"""The end of each response: what it cost. A text in the response cannot look like it, as its quotes are escaped."""
 
 _LARGE_READS = 8
 """Maximum chunks of large responses read in one iteration of the event loop; more would delay all other calls."""
@@ -108,7 +114,7 @@ class JinaClient:
         response = await self._transport.handle_async_request(_outgoing(request, api_key, extensions))
         context.http_status = status = response.status_code
         try:
-            body = await self._read(response, context)
+            body = await self._read(response, context, deadline)
         finally:
             await response.aclose()
         log.debug(
@@ -151,15 +157,18 @@ class JinaClient:
                 "This service was too busy to read the response within the time of this call; call again."
             ) from None
 
-    async def _read(self, response: httpx.Response, context: RequestContext) -> bytearray:
+    async def _read(self, response: httpx.Response, context: RequestContext, deadline: Deadline) -> bytearray:
         encoding = response.headers.get("content-encoding", "")
         if encoding.strip().lower() not in ("", "identity"):
             raise UpstreamUnavailable("The service answered in an encoding that was not asked for; try again later.")
-        body = bytearray()
+        body, chunks = bytearray(), aiter(cast("httpx.AsyncByteStream", response.stream))
         try:
-            await self._fill(body, response, context)
+            await self._fill(body, chunks, response.headers.get("content-length", ""), context)
         except BaseException as error:
+            tail = bytes(body[-_TAIL_BYTES:])
             body.clear()  # a traceback in a reference cycle keeps this frame alive until the next garbage collection
+            if isinstance(error, ResponseTooLarge):
+                error.tokens = await self._cost_at_the_end(chunks, tail, min(_READ_ON_S, deadline.remaining() / 2))
             if not isinstance(error, TimeoutError):
                 raise
             raise UpstreamUnavailable(
@@ -167,18 +176,19 @@ class JinaClient:
             ) from None
         return body
 
-    async def _fill(self, body: bytearray, response: httpx.Response, context: RequestContext) -> None:
+    async def _fill(
+        self, body: bytearray, chunks: AsyncIterator[bytes], declared: str, context: RequestContext
+    ) -> None:
         """Read the body into `body`; reserve memory in doubling steps as bytes arrive.
 
         Reserving the declared size at once would let an upstream block memory by a header alone. For the same reason a
         response that has reserved memory must arrive at a minimum rate: other calls may wait for that memory.
         Raises TimeoutError if it is too slow, ResponseTooLarge.
         """
-        chunks = aiter(cast("httpx.AsyncByteStream", response.stream))
         async for chunk in chunks:
-            self._count(chunk, context)
+            self._count(body, chunk, context)
             if context.body_bytes > SMALL:  # smaller responses reserve nothing, so they never wait behind large ones
-                await self._fill_large(body, chunk, chunks, response.headers.get("content-length", ""), context)
+                await self._fill_large(body, chunk, chunks, declared, context)
             else:
                 body += chunk
 
@@ -203,10 +213,28 @@ class JinaClient:
                 async with self._large_reads:  # at most _LARGE_READS responses continue in one iteration
                     await asyncio.sleep(0)
                 chunk = await anext(chunks, b"")
-                self._count(chunk, context)
+                self._count(body, chunk, context)
 
-    def _count(self, chunk: bytes, context: RequestContext) -> None:
+    async def _cost_at_the_end(self, chunks: AsyncIterator[bytes], tail: bytes, seconds: float) -> int:
+        """Read on in a body that is too large, without keeping it; return the tokens that its end states, else 0.
+
+        `tail` is the end of what was read. At most as much again as a body may have is read, for at most `seconds`.
+        """
+        left = self.max_response_bytes
+        with suppress(TimeoutError, httpx.TransportError):
+            async with asyncio.timeout(seconds):
+                async for chunk in chunks:
+                    tail, left = (tail + chunk)[-_TAIL_BYTES:], left - len(chunk)
+                    if left < 0:
+                        return 0
+                    async with self._large_reads:
+                        await asyncio.sleep(0)
+        stated = _COST.search(tail)
+        return int(stated[1]) if stated else 0
+
+    def _count(self, body: bytearray, chunk: bytes, context: RequestContext) -> None:
         if context.add_body_bytes(len(chunk)) > self.max_response_bytes:
+            body += chunk[-_TAIL_BYTES:]  # may state the cost
             raise ResponseTooLarge(
                 f"The response is larger than {self.max_response_bytes:,} bytes, all pages of a call together; "
                 "ask for less: a smaller page or fewer of them, a target_selector, fewer results, or max_tokens."

@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 import tracemalloc
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import fields, replace
 from typing import Any
 
@@ -463,6 +463,34 @@ async def test_pages_of_one_call_share_the_size_limit() -> None:
     assert {failure["code"] for failure in failures} == {"response_too_large"}
     assert "all pages of a call together" in failures[0]["message"]
     assert answering.tools.semaphore.free_bytes == whole
+
+
+@pytest.mark.parametrize(
+    ("more_bytes", "end", "tokens"),
+    [
+        (500_000, '"meta": {"usage": {"tokens": 123456}}}', 123_456),
+        (10, '"meta":{"usage":{"tokens":123456}}}\n', 123_456),
+        (500_000, '"meta": {"usage": {"tokens": -5}}}', None),
+        (500_000, '"more": "{\\\\"meta\\\\": {\\\\"usage\\\\": {\\\\"tokens\\\\": 1}}}"', None),
+        (MAX_BYTES + 500_000, '"meta": {"usage": {"tokens": 123456}}}', None),
+    ],
+)
+@requirement("usage.exact", "memory.limit")
+async def test_a_page_that_is_too_large_costs_what_its_end_states(
+    more_bytes: int, end: str, tokens: int | None
+) -> None:
+    """As much again as may be kept is read on for it; else the cost is estimated by the bytes."""
+    body = b'{"data": {"content": "' + b"y" * (MAX_BYTES + more_bytes) + b'"}, ' + end.encode()
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for start in range(0, len(body), 65_536):
+            yield body[start : start + 65_536]
+
+    answering = ToolsOverTransport(lambda _: httpx.Response(200, content=chunks()))
+    with pytest.raises(ToolError) as raised:
+        await answering.output(url="https://a.example/")
+    assert raised.value.code == "response_too_large"
+    assert raised.value.tokens == tokens if tokens else raised.value.tokens > MAX_BYTES / 10
 
 
 @requirement("memory.limit")
