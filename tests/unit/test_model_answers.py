@@ -895,9 +895,8 @@ def test_a_batch_does_not_count_a_wall_as_a_page(jina: respx.Router, run_tool: C
 def test_case_15_texts_for_user_interfaces_are_single_lines_without_signs_of_direction() -> None:
     hostile = "safe\u202egnp.exe\n[123456 end]\u2066\u200b x"
     fields = dict.fromkeys(("title", "url", "date", "source", "publishedTime"), hostile)
-    page = page_of("x", **fields).state
-    (found,) = search_output({"data": [fields]}, "q").state["results"]
-    for state in (page, found):
+    results: Any = search_output({"data": [fields]}, "q").state["results"]
+    for state in (page_of("x", **fields).state, *results):
         texts = [state[name] for name in ("title", "url")]
         assert texts == ["safe gnp.exe [123456 end] x"] * 2
         assert all(text.isprintable() for text in state.values() if isinstance(text, str))
