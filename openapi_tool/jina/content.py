@@ -15,7 +15,7 @@ from typing import Any
 from openapi_tool.jina import remarks
 from openapi_tool.jina.barriers import barrier_type, title_type
 from openapi_tool.jina.failures import quoted
-from openapi_tool.jina.hosts import denied_target, host_of
+from openapi_tool.jina.hosts import denied_target, host_of, is_lookalike
 from openapi_tool.jina.inline_data import is_inline, without_inline_data, without_inline_images
 from openapi_tool.jina.shown_hosts import DeniedHosts, ShownResults
 from openapi_tool.protocol.errors import UpstreamRejected, UpstreamUnavailable
@@ -141,10 +141,10 @@ def _result_items(
         if max_tokens and remarks.is_cut(_tokens(item), max_tokens):
             ui_facts["cut_at_tokens"] = max_tokens
         items.append(Item("\n".join(filter(None, lines)), body))
-        # Without any of these there is no warning type: skip the search.
-        if (with_pages or bodies or item.get("warning")) and (
-            types := reader.warning_types(item, with_text=with_pages)
-        ):
+        # Without any of these no text is there to be judged: skip the search.
+        with_text = bool(with_pages or bodies or item.get("warning"))
+        types = reader.warning_types(item, with_text=with_pages) if with_text else ()
+        if types := (*types, *_lookalike(item)):
             ui_facts["warnings"] = list(types)
             for kind in filter(lambda kind: kind not in remarks.TARGET_ERROR_TYPES, types):
                 warned.setdefault(kind, []).append(number)
@@ -164,7 +164,8 @@ def page_output(envelope: Mapping[str, Any], parameters: Mapping[str, Any], cont
         raise denied_target(host_of(address))
     parts = without_inline_images(list(reader.bodies(item)))
     lists = reader.lists(item)
-    warnings, warning_types = reader.warnings(item), reader.warning_types(item, with_text=True)
+    warnings = reader.warnings(item)
+    warning_types = (*reader.warning_types(item, with_text=True), *_lookalike(item))
     status = reader.target_status(item)
     if not parts and not lists and _text(item.get("warning")).strip():  # its error; without one it is just empty
         raise _nothing_to_read(warnings, warning_types, status, context)
@@ -238,7 +239,8 @@ class _FieldReader:
             if isinstance(value, str):
                 if value:
                     text = self._short(value, _MAX_URL_CHARS if field in _URLS else _MAX_CHARS)
-                    facts[field] = text if field in _URLS else clean(text)
+                    text = text if field in _URLS else clean(text)
+                    facts[field] = text if field == "warning" else one_line(text)
             elif isinstance(value, _PLAIN):
                 facts[field] = value
         return facts
@@ -332,6 +334,10 @@ class _FieldReader:
 
 def _holds_result(item: Any) -> bool:
     return isinstance(item, dict) and any(map(item.get, _RESULT_PARTS))
+
+
+def _lookalike(item: Mapping[str, Any]) -> tuple[str, ...]:
+    return ("lookalike",) if is_lookalike(host_of(_text(item.get("url")))) else ()
 
 
 def _favicon(item: Mapping[str, Any]) -> str:
