@@ -570,7 +570,7 @@ class Upstream:
     def client_sockets(self) -> list[int]:
         """Return the client's open sockets."""
         opened = psutil.Process().net_connections("tcp4")
-        return [found.fd for found in opened if found.fd >= 0 and found.raddr and found.raddr.port == self._port]
+        return [found.fd for found in opened if found.fd >= 0 and getattr(found.raddr, "port", None) == self._port]
 
     async def request(self) -> Any:
         """Send one more request; return the content of its response."""
