@@ -355,7 +355,7 @@ SECRETS = (
     ),
     Mutation(
         "jina/connections.py",
-        "connector._factory = connection",
+        'self._factory = cast("partial[ResponseHandler]", connection)',
         "del connection",
         "tests/unit/test_http.py::test_unsolicited_response_reaches_no_later_request",
     ),

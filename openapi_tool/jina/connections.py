@@ -40,8 +40,8 @@ _FRAMING_SHARE = 1 / 100
 """Chunk framing that costs no turn, as a fraction of the body: one chunk per 500 bytes of body, as a chunk has at least
 5 bytes of it. Parsing a chunk costs as much as parsing a kilobyte of body."""
 
-_MAX_FRAMING_BYTES = 20 * 1024
-"""Framing beyond that share that costs no turn: two pieces with the ends of head and body, and up to 4,000 chunks."""
+_MAX_FRAMING_BYTES = 10 * 1024
+"""Framing beyond that share that costs no turn: a piece with the end of a head, and up to 2,000 chunks, or 4 ms."""
 
 _TURN_S = 2.5e-6
 """Seconds until the next turn for each byte of framing in this one. Parsing a chunk takes 2 to 3 µs of CPU and it has 5
@@ -84,7 +84,7 @@ class UpstreamConnection(ResponseHandler):
 
     A pending request then fails with (First)ResponseAborted; a response that is already complete stays readable.
 
-    After some 4,000 chunks, and one more per 500 bytes of body, each piece waits for a turn: 400,000 chunks take a
+    After some 2,000 chunks, and one more per 500 bytes of body, each piece waits for a turn: 400,000 chunks take a
     second, whatever their size. All connections share the `turns`, and the projects of their requests take turns.
     """
 
