@@ -342,6 +342,7 @@ MEANINGS = {
     "turn.unknown": "Cannot read other results of the step; the deadline of the call is unchanged.",
     "upstream.response": "A response of the upstream, with its status and size.",
     "upstream.unreachable": "A request got no response: the name was not resolved, or the connection failed or broke.",
+    "token.refused": "Refused a wrong token, or a revoked or expired one, whose id the message has.",
 }
 """Meanings of actions whose message alone is not clear; others are described by their message."""
 

@@ -199,12 +199,12 @@ class Access:
         )
 
     def _log_refusal(self, address: str, text: str) -> None:
-        extra, what = {"action": "token.refused", "address": address}, "a wrong token"
+        what, ids = "a wrong token", {}
         if ended := self._tokens.find_ended(text):  # whoever has its secret is no guesser
             token_id, token = ended
-            extra |= {"project_id": token.project, "agent_id": token.agent}
             what = f"the token {token_id}, which is {'expired' if token.revoked is None else 'revoked'}"
-        log.warning("refused %s", what, extra=extra)
+            ids = {"project_id": token.project, "agent_id": token.agent}
+        log.warning("refused %s", what, extra={"action": "token.refused", "address": address, **ids})
 
 
 async def read_body(headers: Headers, receive: Receive) -> bytes | None:
