@@ -69,6 +69,12 @@ MONEY = (
         "tests/races/test_budgets.py::test_a_request_that_gets_no_permit_takes_nothing_of_the_budget",
     ),
     Mutation(
+        "jina/backend.py",
+        "                        permit.cancelled()\n",
+        "                        pass\n",
+        "tests/races/test_budgets.py::test_each_attempt_ends_its_permit_once_also_if_it_is_cancelled",
+    ),
+    Mutation(
         "executor/commit.py",
         "result.parked or await self.parked.park(wait.identity, result)",
         "result.parked",

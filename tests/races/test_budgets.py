@@ -26,7 +26,7 @@ from openapi_tool.jina.options import CacheOptions, EgressOptions, RetryOptions
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.options.budgets import BudgetLimits, BudgetOptions
 from openapi_tool.options.tools import ToolOptions
-from openapi_tool.protocol.errors import BudgetExceeded, RateLimited, Unavailable
+from openapi_tool.protocol.errors import BudgetExceeded, RateLimited, ToolError, Unavailable
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.quotas import budgets as budgets_module
 from openapi_tool.quotas.account import Account
@@ -293,6 +293,13 @@ def test_a_call_gets_what_a_request_of_another_replica_frees_while_it_waits(runn
     run_virtually(work())
 
 
+async def _search(tools: JinaBackend, query: str = "x") -> ToolOutput:
+    given = {"query": query}
+    arguments = Arguments(given, frozenset(given), {}, SecretStr("a-key-of-the-test"), "session")
+    call = call_within(tools.call_memory("proj"))
+    return await tools.run(definition({"mode": "search"}), arguments, Deadline.after(30), call)
+
+
 class _NoPermitAtFirst(Unlimited):
     def __init__(self) -> None:
         self.refused = 0
@@ -311,19 +318,61 @@ def test_a_request_that_gets_no_permit_takes_nothing_of_the_budget() -> None:
         client = JinaClient(httpx.MockTransport(lambda _: httpx.Response(200, json={"code": 200, "data": []})), 100_000)
         options = JinaBackendOptions(RetryOptions(0), CacheOptions(), ToolOptions(), UrlPolicy(), EgressOptions())
         tools = JinaBackend(client, options, permits=_NoPermitAtFirst(), budgets=world.pod().budgets)
-        found = definition({"mode": "search"})
-
-        async def run(query: str = "x") -> ToolOutput:
-            given = {"query": query}
-            arguments = Arguments(given, frozenset(given), {}, SecretStr("a-key-of-the-test"), "session")
-            return await tools.run(found, arguments, Deadline.after(30), call_within(tools.call_memory("proj")))
-
         with pytest.raises(RateLimited):
-            await run()
-        assert (await run()).usage.requests == 1
+            await _search(tools)
+        assert (await _search(tools)).usage.requests == 1
         with pytest.raises(BudgetExceeded):
-            await run("y")
+            await _search(tools, "another question")
         await world.close()
+
+    run_virtually(work())
+
+
+class _Recorded(Permit):
+    __slots__ = ("ends",)
+
+    def __init__(self, key: SecretStr, ends: list[str]) -> None:
+        super().__init__(key)
+        self.ends = ends
+
+    def done(self, tokens: int) -> None:
+        self.ends.append(f"done for {tokens}")
+
+    def failed(self, error: ToolError) -> None:
+        self.ends.append(f"failed with {error.http_status}")
+
+    def cancelled(self) -> None:
+        self.ends.append("cancelled")
+
+
+@dataclass
+class _RecordedPermits:
+    ends: list[str] = field(default_factory=list)
+
+    async def acquire(self, wanted: PermitRequest) -> Permit:
+        return _Recorded(wanted.key, self.ends)
+
+
+@requirement("limits.window")
+def test_each_attempt_ends_its_permit_once_also_if_it_is_cancelled() -> None:
+    """A busy upstream, then a success, and a call that is cancelled before its response."""
+    statuses = [503, 200]
+
+    async def serve(_: httpx.Request) -> httpx.Response:
+        if not statuses:
+            await asyncio.Event().wait()
+        return httpx.Response(statuses.pop(0), json={"code": 200, "data": [], "meta": {"usage": {"tokens": 10}}})
+
+    async def work() -> None:
+        permits = _RecordedPermits()
+        options = JinaBackendOptions(RetryOptions(1), CacheOptions(0), ToolOptions(), UrlPolicy(), EgressOptions())
+        tools = JinaBackend(JinaClient(httpx.MockTransport(serve), 100_000), options, permits=permits)
+        await _search(tools)
+        hanging = asyncio.create_task(_search(tools))
+        await iterate_loop(20)
+        hanging.cancel()
+        await asyncio.wait([hanging])
+        assert permits.ends == ["failed with 503", "done for 10", "cancelled"]
 
     run_virtually(work())
 
