@@ -816,7 +816,7 @@ render runs them. */}}
 {{- if and .enabled (not .nats.servers) (or .autoscaling.enabled (gt (int .replicaCount) 1)) -}}
 {{- fail "gateway: each pod has a state file of its own, so that several would not share tokens, limits, budgets and texts. Set gateway.nats.servers, or replicaCount to 1 without autoscaling." -}}
 {{- end -}}
-{{- if and .enabled (not .nats.servers) (not .tokens.name) -}}
+{{- if and .enabled (not .nats.servers) (not .tokens.name) (not (dig "gateway" "oauth" "" ($.Values.config | default dict))) -}}
 {{- fail "gateway.tokens.name: a gateway without tokens refuses to serve other machines. Create a Secret from the file of `openapi-tool tokens create --file tokens.json` and name it, or set gateway.nats.servers, which then holds the tokens." -}}
 {{- end -}}
 {{- if gt (int .autoscaling.minReplicas) (int .autoscaling.maxReplicas) -}}
