@@ -381,12 +381,15 @@ def _check(path: Path, *, create: bool) -> None:
 def _check_folder(folder: Path) -> None:
     """Refuse a folder in which others can make files, or that they can replace by way of a folder above it.
 
-    As OpenSSH, but a folder above it may be sticky, as /tmp: only its owner can rename what is in it. Who owns / is
-    trusted as root: in a user namespace root may have another number.
+    As OpenSSH, but a folder above it may be sticky, as /tmp: only its owner can rename what is in it. A mount point above
+    it may be anybody's: in Kubernetes the folder of a volume is open to all users of the pod. Who owns / is trusted as
+    root: in a user namespace root may have another number.
     """
     folder = folder.resolve()
     trusted = {0, os.geteuid(), Path("/").stat().st_uid}
     for each in (folder, *folder.parents):
+        if each != folder and os.path.ismount(each):
+            continue
         status = each.stat()
         is_open = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
         if status.st_uid not in trusted or (is_open and (each == folder or not status.st_mode & stat.S_ISVTX)):

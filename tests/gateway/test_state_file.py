@@ -138,6 +138,19 @@ def test_a_folder_that_others_can_replace_is_refused(tmp_path: Path, mode: int) 
 
 
 @requirement("state.file")
+def test_a_volume_of_kubernetes_may_be_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its folder is; the state file is in a folder of its own below."""
+    volume = tmp_path / "volume"
+    StateFile.open(volume / "openapi-tool" / "gateway.sqlite3")
+    volume.chmod(0o777)
+    is_mount = os.path.ismount
+    monkeypatch.setattr(os.path, "ismount", lambda path: path == volume or is_mount(path))
+    StateFile.open(volume / "openapi-tool" / "gateway.sqlite3")
+    with pytest.raises(StateUnusable, match="volume is a folder that other users can write to"):
+        StateFile.open(volume / "gateway.sqlite3")
+
+
+@requirement("state.file")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
 def test_a_folder_below_another_users_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "theirs" / "own" / "gateway.sqlite3"
