@@ -18,8 +18,8 @@ from openapi_tool.bootstrap import Bootstrap, build_bootstrap
 from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.connection import connected, outage_as_unavailable
 from openapi_tool.bus.options import BusOptions
+from openapi_tool.bus.record_store import BUDGETS
 from openapi_tool.bus.replica_statistics import gather_stats
-from openapi_tool.bus.storage import BUDGETS
 from openapi_tool.bus.users import NatsUser
 from openapi_tool.cli.output import fail, print_json
 from openapi_tool.cli.tables import output, redraw

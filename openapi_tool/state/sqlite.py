@@ -381,9 +381,9 @@ def _check(path: Path, *, create: bool) -> None:
 def _check_folder(folder: Path) -> None:
     """Refuse a folder in which others can make files, or that they can replace by way of a folder above it.
 
-    As OpenSSH, but a folder above it may be sticky, as /tmp: only its owner can rename what is in it. A mount point above
-    it may be anybody's: in Kubernetes the folder of a volume is open to all users of the pod. Who owns / is trusted as
-    root: in a user namespace root may have another number.
+    As OpenSSH, but a folder above it may be sticky, as /tmp: only its owner can rename what is in it. Also a mount
+    point above it may be anybody's: in Kubernetes all users of a pod can write to the folder of a volume. Who owns / is
+    trusted as root: in a user namespace root may have another number.
     """
     folder = folder.resolve()
     trusted = {0, os.geteuid(), Path("/").stat().st_uid}
