@@ -56,7 +56,10 @@ def built_in_tools() -> Tools:
 
 @dataclass(frozen=True, slots=True)
 class ToolFolder:
-    """Folder with definitions in YAML, also in folders below it."""
+    """Folder with definitions in YAML, also in folders below it; names with a dot in front are skipped.
+
+    A mounted ConfigMap has each file twice: as a link, and in a hidden folder to which the links lead.
+    """
 
     path: Path
     limits: LintLimits
@@ -65,9 +68,13 @@ class ToolFolder:
     def __iter__(self) -> Iterator[Path]:
         """Iterate over its files. Raises ToolsInvalid if they cannot be listed, as while a folder is deleted."""
         try:
-            return iter(sorted(file for file in self.path.rglob("*") if file.suffix in _SUFFIXES and file.is_file()))
+            return iter(sorted(file for file in self.path.rglob("*") if self._is_definition(file)))
         except OSError as error:
             raise ToolsInvalid(f"{error.filename or self.path}: cannot be listed: {error.strerror or error}") from error
+
+    def _is_definition(self, file: Path) -> bool:
+        is_hidden = any(name.startswith(".") for name in file.relative_to(self.path).parts)
+        return file.suffix in _SUFFIXES and not is_hidden and file.is_file()
 
     def load(self) -> Tools:
         """Return the tools. Raises ToolsInvalid with every mistake."""

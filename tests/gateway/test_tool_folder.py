@@ -68,6 +68,17 @@ def failing(times: int, error: Exception, real: Callable[..., Any]) -> Callable[
 
 
 @requirement("mcp.tools")
+def test_a_mounted_config_map_has_each_tool_once(folder: ToolFolder) -> None:
+    hidden = folder.path / "..2026_11_27"
+    hidden.mkdir()
+    (folder.path / "docs.yaml").rename(hidden / "docs.yaml")
+    (folder.path / "..data").symlink_to(hidden.name)
+    (folder.path / "docs.yaml").symlink_to("..data/docs.yaml")
+    assert [file.name for file in folder] == ["docs.yaml"]
+    assert len(folder.load()) == 1
+
+
+@requirement("mcp.tools")
 @pytest.mark.parametrize("moment", ["start", "later"])
 async def test_a_folder_that_vanishes_during_a_scan_is_watched_on(
     folder: ToolFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, moment: str
