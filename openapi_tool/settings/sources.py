@@ -340,7 +340,11 @@ class DriverOptions:
         if named and named.value:
             return named
         default = self._home and self._home / ".postgresql" / _DEFAULT_FILES[name]
-        return Option(str(default), f"~/.postgresql/{_DEFAULT_FILES[name]}") if default and default.exists() else None
+        try:
+            exists = default is not None and default.exists()
+        except OSError:  # in a folder that is closed to this user
+            exists = False
+        return Option(str(default), f"~/.postgresql/{_DEFAULT_FILES[name]}") if exists else None
 
     def _password_file(self) -> Iterator[Option]:
         named = self.option("passfile")
