@@ -67,9 +67,9 @@ def _servers(*, database: bool) -> Mapping[str, Any]:
     except (SourceUnreadable, UnreadableVariable):
         return {}  # `load_settings` reports the mistake
     if not os.environ.get(DEV_VARIABLE):
-        if _is_given(configured, "postgres", "dsn"):
+        if is_given(configured, "postgres", "dsn"):
             return {}
-        if _is_given(configured, "nats", "servers"):
+        if is_given(configured, "nats", "servers"):
             return {} if database else NO_DATABASE
     if stack := find_dev()[0]:
         return {
@@ -80,7 +80,8 @@ def _servers(*, database: bool) -> Mapping[str, Any]:
     return {} if database else NO_DATABASE
 
 
-def _is_given(configured: Mapping[str, Any], section: str, key: str) -> bool:
+def is_given(configured: Mapping[str, Any], section: str, key: str) -> bool:
+    """Return whether files or environment set a key of a section."""
     values = configured.get(section, {})
     return not isinstance(values, Mapping) or key in values  # `load_settings` reports another type
 

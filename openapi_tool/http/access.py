@@ -34,6 +34,7 @@ _DISCARDED_BYTES = 16 * 2**20
 """What is read and dropped of a body that is too large: most clients send all of it before they read an answer."""
 
 _MAX_ADDRESSES = 10_000
+_OUTDATED_RETRY_S = 5
 NOBODY = Caller("local", "local")
 """Caller of a gateway without tokens, on loopback; its records are those of `openapi-tool mcp`."""
 
@@ -156,6 +157,14 @@ class Access:
         given = headers.getlist("authorization")
         scheme, _, text = given[0].partition(" ") if len(given) == 1 else ("", "", "")
         found = self._tokens.find(text.strip()) if scheme.lower() == "bearer" else None
+        if found is None and self._tokens.outdated:
+            raise Problem(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                "unavailable",
+                "No token can be checked, as the state of this gateway cannot be read; call again later.",
+                headers={"Retry-After": str(_OUTDATED_RETRY_S)},
+                close=True,
+            )
         if found is None:
             raise self._refusal(str(scope["client"][0]), tried=bool(given))
         token_id, token = found

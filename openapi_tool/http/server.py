@@ -18,6 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from openapi_tool.gateway.calls import Gateway
+from openapi_tool.gateway.state import GatewayState
 from openapi_tool.gateway.tokens import Tokens
 from openapi_tool.http.access import Access
 from openapi_tool.http.connections import IDLE_S, Connections
@@ -27,7 +28,6 @@ from openapi_tool.http.open_webui import OpenWebuiRoutes
 from openapi_tool.http.problems import Problem, on_problem
 from openapi_tool.http.tools import ToolRoutes
 from openapi_tool.options.gateway import GatewayOptions
-from openapi_tool.state.sqlite import StateFile
 
 _MAX_HEAD_BYTES = 16_384
 _BACKLOG = 1_024
@@ -62,7 +62,7 @@ class HttpDoor:
 @asynccontextmanager
 async def serve_http(
     gateway: Gateway,
-    state: StateFile,
+    state: GatewayState,
     tokens: Tokens,
     options: GatewayOptions,
     listening: socket.socket,

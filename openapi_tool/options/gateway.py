@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.dataclasses import dataclass as validated
 from pydantic_settings import NoDecode
 
-from openapi_tool.options.section import CallSeconds, Options, split
+from openapi_tool.options.section import CallSeconds, Options, Seconds, split
 from openapi_tool.urls import checked_address
 
 _HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")
@@ -52,7 +52,12 @@ class GatewayOptions(Options):
         )
     )
     tokens_file: Path | None = Field(
-        default=None, description="File of tokens beside those in the state file, as `tokens create --file` writes it."
+        default=None, description="File of tokens beside those in the state, as `tokens create --file` writes it."
+    )
+    token_grace_s: Seconds = Field(
+        default=300,
+        description="Seconds for which the last known tokens stay in use while their store cannot be read; then "
+        "requests get 503.",
     )
     max_connections: int = Field(
         default=1_024, ge=16, le=100_000, description="Most open connections; beyond that the longest idle is closed."
