@@ -56,6 +56,7 @@ REQUIREMENTS = (
     Requirement("mcp.cancellation", "design", "A cancelled call, or one whose client is gone, stops its upstream request and frees its slot; its cost is settled, and an identical call finds a paid result that nobody took."),
     Requirement("mcp.hostile", "design", "No message of an MCP client ends the process, blocks others or takes unbounded memory: huge or nested messages, storms of cancellations, or a client that reads nothing."),
     Requirement("gateway.quotas", "design", "Processes that use the same state file share limits and budgets; no kill loses what a returned result has cost."),
+    Requirement("gateway.replicated", "design", "Replicas of a gateway with the same NATS share tokens, quotas, cursors and rows of calls, quotas also with executors; in an outage each goes on with its part of the limits, and with the last known tokens for a bounded time."),
     Requirement("gateway.commands", "design", "`usage`, `budgets`, `limits`, `top`, `inspect` and `tools disable` work on a gateway's state file, without servers, and say what they have no data for."),
     Requirement("gateway.untracked", "design", "A call that asks not to be tracked leaves no text in the state file."),
     Requirement("gateway.tokens", "design", "A token gives its caller project, agent and tools; it is shown once and stored as a hash. An expired or revoked one is refused on all replicas within two seconds, failed tries are limited by address, and no token is in any output."),

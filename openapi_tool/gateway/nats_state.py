@@ -34,7 +34,7 @@ from openapi_tool.state.nats_stream import ListedKvRecords, Stream, held_message
 from openapi_tool.state.nats_texts import PartedTexts, Patience
 from openapi_tool.state.port import ListedRecords, Records
 from openapi_tool.telemetry.health import QUOTAS, Dependency
-from openapi_tool.tools.switches import Switches, UnreadSwitches
+from openapi_tool.tools.switches import Switches
 
 _HOUR_S = 3_600
 _MIB = 2**20
@@ -100,9 +100,8 @@ class NatsState:
     async def operated(
         self, name: str, use: Callable[[Switches], None], snapshot: Callable[[], Mapping[str, Any]]
     ) -> AsyncIterator[None]:
-        """See `GatewayState`. `name` is in the snapshot."""
+        """See `GatewayState`. `name` is in the snapshot. No call runs before this, so switches are read then."""
         del name
-        use(UnreadSwitches())
         switches = SwitchMonitor(self._client, use)
         await switches.load()
         following = in_background(switches.run(), "switches")

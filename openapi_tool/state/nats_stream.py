@@ -86,13 +86,16 @@ def _held(message: Msg, headers: dict[str, str]) -> Held:
 class ListedKvRecords(NatsKvRecords):
     """Records of a bucket that can be listed; they are read again only if any was written meanwhile."""
 
-    def __init__(self, client: Client, bucket: Bucket, timeout_s: float = 2.0) -> None:
+    def __init__(self, client: BusClient, bucket: Bucket, timeout_s: float = 2.0) -> None:
         super().__init__(client, bucket, timeout_s)
+        self._bus = client
         self._listed: dict[str, bytes] = {}
         self._listed_at: object = None
 
     async def all(self) -> dict[str, bytes]:
         """See `ListedRecords`."""
+        if not self._bus.is_connected:
+            raise Unavailable(": ".join(filter(None, ("NATS: no connection", self._bus.outage))))
         with self._errors():
             for _ in range(_TRIES):
                 jetstream = self._jetstream()
