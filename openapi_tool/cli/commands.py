@@ -138,11 +138,12 @@ def _flag(text: str, section: str, key: str) -> Any:
 PROJECT_HELP = "Project of the {}; on a gateway's state file `local` by default."
 GATEWAY = typer.Option(
     "--state",
-    help="State file of a gateway instead of a kernel; its default file is used if no kernel is configured.",
+    help="State of a gateway instead of a kernel: its file, or nats; used if no kernel's database is configured.",
     show_default=False,
 )
 STATE = typer.Option(
-    help="State file of a gateway; :memory: keeps nothing; default: gateway.sqlite3 in the user's state folder.",
+    help="State file of a gateway, or nats; :memory: keeps nothing; default: the settings' NATS if they name one, else "
+    "gateway.sqlite3 in the user's state folder.",
     show_default=False,
 )
 
