@@ -8,17 +8,18 @@ import os
 import socket
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 try:
     from uvloop import new_event_loop
 except ImportError:  # not built for this platform
     from asyncio import new_event_loop  # type: ignore[assignment]
 from openapi_tool import __version__
-from openapi_tool.bootstrap import build_bootstrap, lint_limits
+from openapi_tool.bootstrap import Bootstrap, build_bootstrap, lint_limits
 from openapi_tool.cli.gateway import chosen_state
 from openapi_tool.cli.kernel import NO_DATABASE
 from openapi_tool.cli.output import fail
@@ -41,6 +42,9 @@ from openapi_tool.telemetry.health import RECENT_WARNINGS, Dependency, Health, S
 from openapi_tool.telemetry.health_server import health_server
 from openapi_tool.telemetry.logs import configure_logging, log_crash
 from openapi_tool.telemetry.metrics import list_projects
+
+if TYPE_CHECKING:
+    from openapi_tool.gateway.jwts import Jwts
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +138,9 @@ async def _serve(parts: _Parts, *, structured: bool) -> None:
             return
         tokens = _tokens(state, options)
         await tokens.load()
-        listening = _listen(options, has_tokens=len(tokens) > 0)
+        jwts = issuer_tokens(bootstrap)
+        open_to_all = not len(tokens) and jwts is None
+        listening = _listen(options, has_tokens=not open_to_all)
         gateway = await stack.enter_async_context(open_gateway(parts.reloader, state, parts.tools, parts.resolver))
         running.append(gateway)
         door = await stack.enter_async_context(
@@ -144,7 +150,8 @@ async def _serve(parts: _Parts, *, structured: bool) -> None:
                 tokens,
                 options,
                 listening,
-                open_to_all=not len(tokens),
+                open_to_all=open_to_all,
+                jwts=jwts,
                 structured=structured,
                 drain_s=settings.executor.drain_timeout_s - settings.executor.hand_back_s,
             )
@@ -171,7 +178,7 @@ async def _serve(parts: _Parts, *, structured: bool) -> None:
             __version__,
             host,
             where[1],
-            "" if len(tokens) else "; without tokens, for this machine only",
+            "; without tokens, for this machine only" if open_to_all else "",
             extra={"action": "gateway.serving", "host": where[0], "port": where[1], "tokens": len(tokens)},
         )
         following = asyncio.create_task(follow(), name="background tasks")
@@ -197,6 +204,19 @@ def _tokens(state: GatewayState, options: GatewayOptions) -> Tokens:
     if options.tokens_file is not None:
         stores.append(TokenFile(options.tokens_file))
     return Tokens(stores, grace_s=options.token_grace_s)
+
+
+def issuer_tokens(bootstrap: Bootstrap) -> Jwts | None:
+    """Return what checks the tokens of an external issuer, None if the settings name none."""
+    options, egress = bootstrap.settings.gateway.oauth, bootstrap.settings.egress
+    if options is None:
+        return None
+    from openapi_tool.gateway.jwts import Jwts, Keys  # noqa: PLC0415 - few deployments need it
+    from openapi_tool.jina.document import read_document  # noqa: PLC0415
+
+    proxy = egress.proxy.get_secret_value() if egress.proxy else None
+    read = partial(read_document, options.jwks_url, bootstrap.upstream_tls, proxy)
+    return Jwts(options, Keys(read, bootstrap.settings.gateway.token_grace_s))
 
 
 async def _until_it_ends(serving: asyncio.Task[None]) -> None:

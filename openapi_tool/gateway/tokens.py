@@ -44,6 +44,14 @@ class TokensInvalid(ExecutorError):
     """A token or a file of tokens cannot be used; the message names the field and the remedy."""
 
 
+class JwtRefused(Exception):
+    """A JWT of an external issuer is not accepted."""
+
+
+class ClaimUnusable(JwtRefused):
+    """A right JWT does not say who calls; the message names the claim."""
+
+
 def _check_id(name: str) -> str:
     if not is_token(name) or len(name) > MAX_AGENT_CHARS:
         raise ValueError(f"is no id: empty, over {MAX_AGENT_CHARS} characters, or with blanks or `.*>`")

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.dataclasses import dataclass as validated
 from pydantic_settings import NoDecode
 
+from openapi_tool.options.oauth import OauthOptions
 from openapi_tool.options.section import CallSeconds, Options, Seconds, split
 from openapi_tool.urls import checked_address
 
@@ -58,6 +59,9 @@ class GatewayOptions(Options):
         default=300,
         description="Seconds for which the last known tokens stay in use while their store cannot be read; then "
         "requests get 503.",
+    )
+    oauth: OauthOptions | None = Field(
+        default=None, description="Access tokens of an external issuer; none are accepted by default."
     )
     max_connections: int = Field(
         default=1_024, ge=16, le=100_000, description="Most open connections; beyond that the longest idle is closed."

@@ -158,14 +158,22 @@ def serve(opened: OpenGateway) -> Serve:
 
     @asynccontextmanager
     async def serve_one(state: Path = MEMORY, tools: Path | None = None, **settings: Any) -> AsyncIterator[Served]:
-        options = GatewayOptions(**settings.pop("gateway", {}))
+        options, jwts = GatewayOptions(**settings.pop("gateway", {})), settings.pop("jwts", None)
         async with opened(state, tools, **settings) as gateway:
             opened_state = gateway._parts.state  # noqa: SLF001 - one state for both
             tokens = Tokens([StoredTokens(opened_state.tokens)], grace_s=options.token_grace_s)
             await tokens.load()
             listening = socket.create_server(("127.0.0.1", 0))
             door = serve_http(
-                gateway, opened_state, tokens, options, listening, open_to_all=True, structured=False, drain_s=5
+                gateway,
+                opened_state,
+                tokens,
+                options,
+                listening,
+                open_to_all=jwts is None,
+                structured=False,
+                drain_s=5,
+                jwts=jwts,
             )
             async with door as running:
                 yield Served(gateway, opened_state, tokens, running, listening.getsockname()[1])

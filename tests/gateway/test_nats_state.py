@@ -55,7 +55,7 @@ async def server(nats_process: NatsServer) -> NatsServer:
     """An empty NATS."""
     client = await nats.connect(nats_process.url)
     for stream in await client.jetstream().streams_info():
-        await client.jetstream().delete_stream(stream.config.name)
+        await client.jetstream().delete_stream(str(stream.config.name))
     await client.close()
     return nats_process
 
@@ -70,9 +70,14 @@ def settings(server: NatsServer, **more: Any) -> dict[str, Any]:
     return {"nats": {"servers": server.url}, **more}
 
 
+def settings_of(server: NatsServer) -> Settings:
+    values: dict[str, Any] = {**settings(server), **NO_DATABASE}
+    return Settings(**values)
+
+
 @asynccontextmanager
 async def patience(server: NatsServer) -> AsyncIterator[Patience]:
-    bus = build_bootstrap(Settings(**settings(server), **NO_DATABASE), {}).bus
+    bus = build_bootstrap(settings_of(server), {}).bus
     async with connected(gateway_bus(bus)) as client:
         yield Patience(client)
 
@@ -220,7 +225,7 @@ async def test_a_text_of_any_size_is_stored_in_parts(server: NatsServer, size: i
 
 
 def row(number: int, agent: str = "a", **more: Any) -> CallRow:
-    values = {
+    values: dict[str, Any] = {
         "at": time.time(),
         "tool_call_id": f"tc_{number}",
         "project": "p",
@@ -308,7 +313,7 @@ async def test_a_server_that_lags_behind_accepts_no_revoked_token(
 async def test_it_waits_for_nats_and_says_so(server: NatsServer) -> None:
     server.stop()
     reasons: list[str] = []
-    bootstrap = build_bootstrap(Settings(**settings(server), **NO_DATABASE), {})
+    bootstrap = build_bootstrap(settings_of(server), {})
     opening = asyncio.create_task(open_nats_state(bootstrap, reasons.append).__aenter__())
     await until(lambda: bool(reasons))
     assert "connection refused; check nats.servers" in reasons[0]
