@@ -287,12 +287,10 @@ class Tokens:
         prefix, _, rest = text.partition("_")
         token_id, _, secret = rest.partition("_")
         source = next((each for each in reversed(self._sources) if token_id in each.tokens), None)
-        token = source.tokens[token_id] if source else None
+        token = source.tokens[token_id] if source and not self._is_outdated(source) else None
         right = hmac.compare_digest(_hash(secret), token.hash if token else _NO_HASH)
-        usable = source is not None and token is not None and token.usable(self._clock())
-        if token is None or source is None or self._is_outdated(source) or prefix != _PREFIX:
-            return None
-        return (token_id, token) if right and usable else None
+        usable = token is not None and token.usable(self._clock())
+        return (token_id, token) if token is not None and right and usable and prefix == _PREFIX else None
 
 
 def shown(token_id: str, token: Token, now: float) -> dict[str, Any]:

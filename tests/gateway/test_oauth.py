@@ -7,6 +7,7 @@ import base64
 import json
 import ssl
 import time
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -79,7 +80,7 @@ def with_header(text: str, header: dict[str, Any]) -> str:
     return f"{encoded}.{text.partition('.')[2]}"
 
 
-WRONG = {
+WRONG: dict[str, Callable[[], str]] = {
     "another key": lambda: signed(OTHER_KEY),
     "an unknown key": lambda: signed(key_id="new"),
     "no key": lambda: signed(key_id=None),
