@@ -61,7 +61,9 @@ class GatewayOptions(Options):
         "requests get 503.",
     )
     oauth: OauthOptions | None = Field(
-        default=None, description="Access tokens of an external issuer; none are accepted by default."
+        default=None,
+        description="Access tokens of an external issuer: `issuer`, `jwks_url`, `resource`, and if wanted `audience`, "
+        "`project_claim`, `agent_claim` (docs/gateway.md); none are accepted by default.",
     )
     max_connections: int = Field(
         default=1_024, ge=16, le=100_000, description="Most open connections; beyond that the longest idle is closed."
