@@ -18,6 +18,7 @@ from typer.testing import CliRunner, Result
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.bus.connection import connected
 from openapi_tool.cli import app
+from openapi_tool.cli.gateway import chosen_state, selected_file, selected_state
 from openapi_tool.cli.kernel import NO_DATABASE
 from openapi_tool.gateway.nats_state import CALLS, NatsRows, gateway_bus, open_nats_state, stored_tokens
 from openapi_tool.gateway.opening import NATS
@@ -32,6 +33,7 @@ from openapi_tool.state import nats_stream
 from openapi_tool.state.nats_kv import Bucket
 from openapi_tool.state.nats_texts import PartedTexts, Patience
 from tests.gateway.conftest import ME, PAGE, OpenGateway, Serve, until
+from tests.gateway.test_gateway_process import replica
 from tests.gateway.test_http import READ
 from tests.gateway.test_mcp import page_of
 from tests.requirements import requirement
@@ -246,8 +248,11 @@ def row(number: int, agent: str = "a", **more: Any) -> CallRow:
 
 
 @requirement("gateway.replicated")
-async def test_rows_are_summed_by_agent_in_batches(server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nats_stream, "BATCH", 7)
+@pytest.mark.parametrize("batch", [0, 7])  # 0 is as for a server before 2.11, which knows no batches
+async def test_rows_are_summed_by_agent_in_batches(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch, batch: int
+) -> None:
+    monkeypatch.setattr(nats_stream, "BATCH", batch)
     async with patience(server) as available, patience(server) as another:
         rows, others = NatsRows(available), NatsRows(another)
         assert await rows.by_tool("p", "a", 0) == []
@@ -321,3 +326,48 @@ async def test_it_waits_for_nats_and_says_so(server: NatsServer) -> None:
     with pytest.raises(asyncio.CancelledError):
         await opening
     await asyncio.to_thread(server.start)
+
+
+@requirement("gateway.commands")
+@pytest.mark.usefixtures("variables")
+def test_commands_are_about_a_kernel_where_its_database_is_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (selected_state(None), selected_file(None), chosen_state(None)) == (NATS, None, NATS)
+    monkeypatch.setenv("PG_DSN", "postgresql://127.0.0.1:1/x")
+    assert (selected_state(None), selected_state(NATS), chosen_state(None)) == (None, NATS, NATS)
+    assert chosen_state(Path("file")) == Path("file")
+    usage = CliRunner().invoke(app, ["usage", "--state", "nats", "--json"])
+    assert json.loads(usage.stdout)["total"]["calls"] == 0
+    purged = CliRunner().invoke(app, ["state", "purge", "--yes", "--state", "nats"])
+    assert (purged.exit_code, "is shared with others" in purged.stderr) == (2, True)
+
+
+@pytest.mark.thorough
+@requirement("gateway.tokens", "gateway.replicated", "gateway.drain")
+@pytest.mark.usefixtures("variables")
+async def test_a_token_takes_effect_on_all_replicas_within_two_seconds(
+    double: UpstreamDouble,
+    environment: dict[str, str],
+    server: NatsServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    variable = {"NATS_SERVERS": server.url}
+    async with (
+        replica(double, environment, NATS, **variable) as first,
+        replica(double, environment, NATS, **variable) as second,
+        first.client() as one,
+        second.client() as other,
+    ):
+
+        async def statuses(token: str) -> list[int]:
+            headers = {"Authorization": f"Bearer {token}"}
+            return [(await client.get("/v1/tools", headers=headers)).status_code for client in (one, other)]
+
+        token = (await run("tokens", "create", "--project", "p")).stdout.strip()
+        await asyncio.sleep(2)
+        assert await statuses(token) == [200, 200]
+        await run("tokens", "revoke", token)
+        await asyncio.sleep(2)
+        assert await statuses(token) == [401, 401]
+        assert [await asyncio.to_thread(each.end) for each in (first, second)] == [0, 0]
