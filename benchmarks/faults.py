@@ -18,11 +18,11 @@ from typing import Any
 import nats
 from nats.aio.client import Client
 from nats.js.errors import NoKeysError, NotFoundError
-from openapi_tool.bus.storage import BUDGETS
 
 from benchmarks.double import MINUTE_S, Behaviour
 from benchmarks.harness import DATABASE, Ask, Command, Demand, Outcome, Traffic, place, project_id
 from benchmarks.world import CALL_LIMIT_S, OVERLOAD, PREFIX, Figures, Size, World, between
+from openapi_tool.bus.record_store import BUDGETS
 from openapi_tool.bus.replica_statistics import gather_stats
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.quotas.account import END_MARGIN_S

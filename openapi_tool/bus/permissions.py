@@ -7,6 +7,7 @@ server publish stored messages on any subject. The commands that read streams re
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from openapi_tool.bus import (
@@ -112,6 +113,41 @@ def quota_permissions() -> Permissions:
     )
 
 
+def gateway_permissions(
+    buckets: Mapping[str, str], stream: tuple[str, str], command_stream: str, *, session_key: bool, quotas: bool
+) -> Permissions:
+    """Return the permissions of `gateway` and its commands.
+
+    `buckets` are its own with the patterns of their keys, `stream` is its own with its subjects; `command_stream` is
+    the kernel's, whose number of replicas it takes over. For the others see `executor_permissions`.
+    """
+    name, subjects = stream
+    own = Permissions(
+        (
+            f"{_API}.STREAM.NAMES",
+            f"{_API}.STREAM.INFO.{command_stream}",
+            *(subject for bucket, keys in buckets.items() for subject in _listed_bucket(bucket, keys)),
+            *_created_stream(name),
+            f"{_API}.DIRECT.GET.{name}",
+            subjects,
+            replica_statistics.STATS_REPLIES,
+            *_created_stream(f"KV_{shared_bucket.BUCKET}"),
+            _direct_get(shared_bucket.BUCKET, switches.SWITCHES_KEY),
+            f"$KV.{shared_bucket.BUCKET}.{switches.SWITCHES_KEY}",
+            *(
+                ()
+                if session_key
+                else (
+                    f"{_API}.STREAM.MSG.GET.KV_{shared_bucket.BUCKET}",
+                    f"$KV.{shared_bucket.BUCKET}.{stored_session_key.SESSION_KEY}",
+                )
+            ),
+        ),
+        (_REPLIES, replica_statistics.STATS_SUBJECT),
+    )
+    return own.union(quota_permissions()) if quotas else own
+
+
 def dead_letter_permissions(options: DurableOptions, stream: str) -> Permissions:
     """Return the permissions of `deadletters`, including `--abandoned` and `replay`."""
     return Permissions(
@@ -173,6 +209,11 @@ def _read(stream: str) -> tuple[str, ...]:
 
 def _direct_get(bucket: str, key: str) -> str:
     return f"{_API}.DIRECT.GET.KV_{bucket}.$KV.{bucket}.{key}"
+
+
+def _listed_bucket(bucket: str, keys: str) -> tuple[str, ...]:
+    """Return the subjects of a bucket whose records are read in batches."""
+    return (*_bucket(bucket, keys), f"{_API}.DIRECT.GET.KV_{bucket}")
 
 
 def _bucket(bucket: str, *keys: str) -> tuple[str, ...]:

@@ -74,24 +74,15 @@ class RecordStore:
 
     @asynccontextmanager
     async def connected(self, user: Limiter | Budgets, client: Client, replicas: int) -> AsyncIterator[None]:
-        """Share the records over this connection: pass those of all replicas to `user`, and close `user` in the end.
+        """Share the records over this connection: pass those of all replicas to `user`, and close `user` in the end."""
+        self.connect(client, replicas)
+        async with self.watch(user.on_change), aclosing(user):
+            yield
 
-        The first write creates a missing bucket with `replicas` replicas.
-        """
+    def connect(self, client: Client, replicas: int) -> None:
+        """Use this connection from now on; the first write creates a missing bucket with `replicas` replicas."""
         self._records = NatsKvRecords(client, replace(self._spec.bucket, replicas=replicas), _TIMEOUT_S)
         self._earlier = NatsKvRecords(client, self._spec.earlier, _TIMEOUT_S) if self._spec.earlier else None
-        async with AsyncExitStack() as stack:
-            try:
-                await stack.enter_async_context(self.watch(user.on_change))
-            except Unavailable as error:  # then a change is detected by the conflict of a write
-                log.warning(
-                    "cannot subscribe to changes of %s: %s",
-                    self._spec.bucket.name,
-                    error,
-                    extra={"action": "limits.not_followed"},
-                )
-            async with aclosing(user):
-                yield
 
     async def read(self, key: str) -> Stored:
         """See `Records`; a record that was never written is taken over from an earlier version."""
@@ -114,8 +105,17 @@ class RecordStore:
 
     @asynccontextmanager
     async def watch(self, on_change: OnChange) -> AsyncIterator[None]:
-        """See `Records`."""
-        async with self._counted("watch").watch(on_change):
+        """See `Records`; if that is impossible a change is detected by the conflict of a write."""
+        async with AsyncExitStack() as stack:
+            try:
+                await stack.enter_async_context(self._counted("watch").watch(on_change))
+            except Unavailable as error:
+                log.warning(
+                    "cannot subscribe to changes of %s: %s",
+                    self._spec.bucket.name,
+                    error,
+                    extra={"action": "limits.not_followed"},
+                )
             yield
 
     def _counted(self, operation: str) -> Records:

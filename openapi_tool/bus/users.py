@@ -6,10 +6,11 @@ from enum import StrEnum
 
 
 class NatsUser(StrEnum):
-    """User that logs in to NATS: the executor, the executor at another NATS for quotas, or an operator's command."""
+    """User that logs in to NATS: executor, gateway, either at another NATS for quotas, or an operator's command."""
 
     EXECUTOR = "executor"
     QUOTAS = "quotas"
+    GATEWAY = "gateway"
     DEADLETTERS = "deadletters"
     INSPECT = "inspect"
     TOP = "top"
@@ -26,4 +27,4 @@ class NatsUser(StrEnum):
     @property
     def is_operator(self) -> bool:
         """Return whether an operator's command logs in."""
-        return self not in (NatsUser.EXECUTOR, NatsUser.QUOTAS)
+        return self not in (NatsUser.EXECUTOR, NatsUser.QUOTAS, NatsUser.GATEWAY)

@@ -1,4 +1,4 @@
-"""Commands on a gateway's state file, instead of a kernel's servers."""
+"""Commands on a gateway's state, a file or in NATS, instead of a kernel's servers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import orjson
 from pydantic_settings import SettingsError as UnreadableVariable
 
-from openapi_tool.cli.kernel import NO_DATABASE, find_dev
+from openapi_tool.bus.users import NatsUser
+from openapi_tool.cli.kernel import NO_DATABASE, charged_in_nats, find_dev, is_given, with_nats
 from openapi_tool.cli.output import fail, print_json, print_line, print_status
 from openapi_tool.cli.tables import output, redraw
+from openapi_tool.gateway.file_state import insert_row
+from openapi_tool.gateway.opening import NATS
 from openapi_tool.gateway.operator import ask_statistics
-from openapi_tool.gateway.quotas import budget_records
+from openapi_tool.gateway.state import BUDGETS_TTL_S
+from openapi_tool.gateway.stored import CallRow
 from openapi_tool.gateway.usage import COLUMNS
 from openapi_tool.kernel.usage_keys import By
 from openapi_tool.options.budgets import time_zone
@@ -28,16 +32,22 @@ from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.projects import scoped_project
 from openapi_tool.quotas.amounts import Amount
 from openapi_tool.quotas.charged import WithoutResult, charged, without_result
+from openapi_tool.quotas.periods import Period
 from openapi_tool.settings import given_values, load_settings
 from openapi_tool.settings.sources import SourceUnreadable
-from openapi_tool.state.sqlite import StateFile, StateUnusable, default_path
+from openapi_tool.state.sqlite import MEMORY, StateFile, StateUnusable, default_path
 from openapi_tool.tools.switches import SwitchRecordInvalid
 from openapi_tool.tools.wording import short
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from openapi_tool.bootstrap import Bootstrap
+    from openapi_tool.bus.client import BusClient
+    from openapi_tool.gateway.nats_state import NatsRows
+
 T = TypeVar("T")
+Rows = Callable[["NatsRows"], Awaitable[list[CallRow]]]
 _NO_PROCESS = _NOT_SURE = 1
 _LOCAL = "local"  # project of `mcp` without --project, and of `gateway` without tokens
 _PURGED = "budgets, limits, switches of tools, tokens, stored texts and results, and the rows of calls"
@@ -50,10 +60,23 @@ _KEYS: Mapping[By, str] = {
 }
 
 
-def selected_state(option: Path | None) -> Path | None:
-    """Return the state file that a command is about, None for a kernel.
+def chosen_state(option: Path | None) -> Path:
+    """Return the state of a gateway: by default in the NATS of the settings, without one the default file."""
+    if option is not None:
+        return option
+    try:
+        return NATS if is_given(given_values(), "nats", "servers") else default_path(os.environ)
+    except (SourceUnreadable, UnreadableVariable) as error:
+        fail(str(error))
+    except StateUnusable as error:
+        fail(str(error))
 
-    Without the option it is the default file, if that exists and no kernel is configured.
+
+def selected_state(option: Path | None) -> Path | None:
+    """Return the state that a command is about, None for a kernel.
+
+    Without the option it is in NATS if that is configured and PostgreSQL is not; if neither is, it is the default file,
+    if that exists.
     """
     if option is not None:
         return option
@@ -61,12 +84,21 @@ def selected_state(option: Path | None) -> Path | None:
         configured = given_values()
     except (SourceUnreadable, UnreadableVariable):
         return None  # reported when the settings are loaded
-    names_kernel = any(section in configured for section in ("postgres", "nats"))
+    if "postgres" in configured or find_dev()[0] is not None:
+        return None
+    if "nats" in configured:
+        return NATS if is_given(configured, "nats", "servers") else None
     try:
         path = default_path(os.environ)
     except StateUnusable:
         return None
-    return path if path.exists() and not names_kernel and find_dev()[0] is None else None
+    return path if path.exists() else None
+
+
+def selected_file(option: Path | None) -> Path | None:
+    """Return the state file that a command is about, None if it asks over NATS, as of a kernel's executors."""
+    path = selected_state(option)
+    return None if path == NATS else path
 
 
 def project_or_default(project: str | None, path: Path | None) -> str:
@@ -76,8 +108,13 @@ def project_or_default(project: str | None, path: Path | None) -> str:
     return _LOCAL if project is None else project
 
 
-def with_state(path: Path, work: Callable[[StateFile], Awaitable[T]]) -> T:
-    """Return the result of `work` with an existing state file, or print why there is none and exit with 2."""
+def with_state(path: Path, work: Callable[[StateFile], Awaitable[T]], rows: Rows | None = None) -> T:
+    """Return the result of `work` with an existing state file, or print why there is none and exit with 2.
+
+    If the state is in NATS, it is a file in memory with the rows of calls that `rows` reads.
+    """
+    if path == NATS:
+        return _with_rows(work, rows)
 
     async def opened() -> T:
         async with aclosing(StateFile.open(path, create=False)) as state:
@@ -87,6 +124,24 @@ def with_state(path: Path, work: Callable[[StateFile], Awaitable[T]]) -> T:
         return asyncio.run(opened())
     except (StateUnusable, Unavailable, SwitchRecordInvalid) as error:
         fail(str(error))
+
+
+def _with_rows(work: Callable[[StateFile], Awaitable[T]], rows: Rows | None) -> T:
+    from openapi_tool.gateway.nats_state import NatsRows  # noqa: PLC0415 - drivers that a file needs not
+    from openapi_tool.state.nats_texts import Patience  # noqa: PLC0415
+
+    async def read(_: Bootstrap, client: BusClient) -> T:
+        found = await rows(NatsRows(Patience(client))) if rows else []
+
+        def insert(connection: sqlite3.Connection) -> None:
+            for row in found:
+                insert_row(connection, row)
+
+        async with aclosing(StateFile.open(MEMORY)) as state:
+            await state.run(insert)
+            return await work(state)
+
+    return with_nats(read, user=NatsUser.GATEWAY)
 
 
 def show_statistics(
@@ -145,13 +200,23 @@ def usage(
         zero = {name: value or 0 for name, value in dict(total).items()}
         return {**zero, **_quantiles(everything)}, found
 
-    settings = load_settings(NO_DATABASE)
-    zone = time_zone(settings.budgets.time_zone)
-    scoped = scoped_project(settings.quotas.kernel or dialect_of(settings.protocol.version, "").scope, project)
+    async def held_by(file: StateFile) -> Mapping[Period, Amount]:
+        settings = load_settings(NO_DATABASE)
+        scope = settings.quotas.kernel or dialect_of(settings.protocol.version, "").scope
+        records, zone = file.records("budgets", BUDGETS_TTL_S), time_zone(settings.budgets.time_zone)
+        return await charged(records, scoped_project(scope, project), start, end, zone)
+
+    def held_by_nats() -> Mapping[Period, Amount]:
+        async def work(bootstrap: Bootstrap, _: BusClient) -> Mapping[Period, Amount]:
+            return await charged_in_nats(bootstrap, project, start, end, NatsUser.GATEWAY)
+
+        return with_nats(work, user=NatsUser.GATEWAY)
+
+    in_nats = held_by_nats() if path == NATS else None
 
     async def work(state: StateFile) -> tuple[dict[str, Any], list[dict[str, Any]], WithoutResult]:
         total, rows = await state.run(read)
-        held = await charged(budget_records(state), scoped, start, end, zone)
+        held = await held_by(state) if in_nats is None else in_nats
         sums = "SELECT coalesce(sum(requests), 0), coalesce(sum(tokens), 0) FROM calls"
         stored = []
         for period in held:
@@ -160,7 +225,7 @@ def usage(
             stored.append(Amount(requests, tokens))
         return total, rows, without_result(held, stored)
 
-    return with_state(path, work)
+    return with_state(path, work, lambda rows: rows.of_project(project))
 
 
 def _quantiles(ordered: Sequence[int]) -> dict[str, int | None]:
@@ -179,7 +244,7 @@ def inspect(path: Path, tool_call_id: str, *, project: str, as_json: bool) -> No
         row = connection.execute(query, (project, tool_call_id)).fetchone()
         return dict(row) if row else None
 
-    row = with_state(path, lambda state: state.run(read))
+    row = with_state(path, lambda state: state.run(read), lambda rows: rows.of_project(project, tool_call_id))
     if row is None:
         fail(f"project {short(project)!r} has no call {short(tool_call_id)!r} in {path}, or it is older than 90 days")
     attempts = orjson.loads(row.pop("details"))["attempts"]
@@ -207,6 +272,8 @@ def purge(option: Path | None, *, yes: bool) -> None:
         path = option or default_path(os.environ)
     except StateUnusable as error:
         fail(str(error))
+    if path == NATS:
+        fail("--state: what is in NATS is shared with others, so it is deleted there: nats kv ls lists the buckets")
     if not yes:
         fail(
             f"this deletes {_PURGED} from {path}: add --yes",

@@ -8,20 +8,25 @@ import os
 import socket
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 try:
     from uvloop import new_event_loop
 except ImportError:  # not built for this platform
     from asyncio import new_event_loop  # type: ignore[assignment]
 from openapi_tool import __version__
-from openapi_tool.bootstrap import build_bootstrap, lint_limits
+from openapi_tool.bootstrap import Bootstrap, build_bootstrap, lint_limits
+from openapi_tool.cli.gateway import chosen_state
 from openapi_tool.cli.kernel import NO_DATABASE
 from openapi_tool.cli.output import fail
 from openapi_tool.gateway.assembly import INSTANCE, open_gateway
+from openapi_tool.gateway.calls import Gateway
+from openapi_tool.gateway.opening import open_state
+from openapi_tool.gateway.state import GatewayState
 from openapi_tool.gateway.tokens import StoredTokens, TokenFile, Tokens, TokensInvalid, TokenStore
 from openapi_tool.gateway.tools import ToolFolder, Tools, ToolsInvalid, built_in_tools, watch
 from openapi_tool.jina.transport import Resolver
@@ -32,11 +37,14 @@ from openapi_tool.service.file_limit import raise_file_limit
 from openapi_tool.settings import CONFIG_VARIABLE, Settings, SettingsError, load_settings
 from openapi_tool.settings.model import but
 from openapi_tool.shutdown import Shutdown, cancelled, end_process
-from openapi_tool.state.sqlite import StateFile, StateUnusable, default_path
+from openapi_tool.state.sqlite import StateUnusable
 from openapi_tool.telemetry.health import RECENT_WARNINGS, Dependency, Health, Snapshots, monitor_loop_lag
 from openapi_tool.telemetry.health_server import health_server
 from openapi_tool.telemetry.logs import configure_logging, log_crash
 from openapi_tool.telemetry.metrics import list_projects
+
+if TYPE_CHECKING:
+    from openapi_tool.gateway.jwts import Jwts
 
 log = logging.getLogger(__name__)
 
@@ -83,20 +91,17 @@ def serve(flags: GatewayFlags, resolver: Resolver | None = None) -> NoReturn:
     folder = ToolFolder(flags.tools, lint_limits(settings), settings.url_policy) if flags.tools is not None else None
     try:
         tools = folder.load() if folder else built_in_tools()
-        state = StateFile.open(flags.state or default_path(os.environ))
-    except (ToolsInvalid, StateUnusable) as error:
+    except ToolsInvalid as error:
         fail(str(error))
-    stores: list[TokenStore] = [StoredTokens(state)]
-    if settings.gateway.tokens_file is not None:
-        stores.append(TokenFile(settings.gateway.tokens_file))
+    state = chosen_state(flags.state)
     options = but(settings.gateway, max_connections=max(1, min(settings.gateway.max_connections, limit // 2)))
-    parts = _Parts(Reloader(bootstrap, read, os.environ), state, Tokens(stores), options, tools, folder, resolver)
+    parts = _Parts(Reloader(bootstrap, read, os.environ), state, options, tools, folder, resolver)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         try:
             runner.run(_serve(parts, structured=flags.structured))
         except SettingsError:
             raise
-        except (Unavailable, TokensInvalid) as error:
+        except (StateUnusable, Unavailable, TokensInvalid) as error:
             fail(str(error))
         except Exception as error:  # noqa: BLE001 - a normal end of the process might take minutes
             defect = error
@@ -107,8 +112,7 @@ def serve(flags: GatewayFlags, resolver: Resolver | None = None) -> NoReturn:
 @dataclass(frozen=True, slots=True)
 class _Parts:
     reloader: Reloader
-    state: StateFile
-    tokens: Tokens
+    state: Path
     options: GatewayOptions
     tools: Tools
     folder: ToolFolder | None
@@ -118,28 +122,36 @@ class _Parts:
 async def _serve(parts: _Parts, *, structured: bool) -> None:
     from openapi_tool.http.server import serve_http  # noqa: PLC0415 - an extra
 
-    options, tokens = parts.options, parts.tokens
-    bootstrap = parts.reloader.bootstrap
+    options, bootstrap = parts.options, parts.reloader.bootstrap
     settings, health, reload = bootstrap.settings, bootstrap.health, asyncio.Event()
-    await tokens.load()
-    listening = _listen(options, has_tokens=len(tokens) > 0)
+    running: list[Gateway] = []
+    shutdown = Shutdown(settings.executor, lambda: sum(each.running for each in running))
+    shutdown.handle_signals(reload)
+    health.dependencies = {_STATE: Dependency()}
     async with AsyncExitStack() as stack:
-        stack.push_async_callback(parts.state.aclose)
-        gateway = await stack.enter_async_context(
-            open_gateway(parts.reloader, parts.state, parts.tools, parts.resolver)
-        )
-        health.dependencies = {_STATE: Dependency()}
-        shutdown = Shutdown(settings.executor, lambda: gateway.running)
-        shutdown.handle_signals(reload)
         await _serve_health(stack, settings, health)
+        opening = stack.enter_async_context(
+            open_state(bootstrap, parts.state, lambda reason: _record(health, reason))  # waits for NATS
+        )
+        state = await shutdown.unless_requested(opening)
+        if state is None:
+            return
+        tokens = _tokens(state, options)
+        await tokens.load()
+        jwts = issuer_tokens(bootstrap)
+        open_to_all = not len(tokens) and jwts is None
+        listening = _listen(options, has_tokens=not open_to_all)
+        gateway = await stack.enter_async_context(open_gateway(parts.reloader, state, parts.tools, parts.resolver))
+        running.append(gateway)
         door = await stack.enter_async_context(
             serve_http(
                 gateway,
-                parts.state,
+                state,
                 tokens,
                 options,
                 listening,
-                open_to_all=not len(tokens),
+                open_to_all=open_to_all,
+                jwts=jwts,
                 structured=structured,
                 drain_s=settings.executor.drain_timeout_s - settings.executor.hand_back_s,
             )
@@ -158,7 +170,7 @@ async def _serve(parts: _Parts, *, structured: bool) -> None:
                 if parts.folder is not None:
                     group.create_task(watch(parts.folder, use), name="tools")
 
-        health.record(_STATE, ok=True)
+        _record(health, "")
         where = listening.getsockname()
         host = f"[{where[0]}]" if ":" in where[0] else where[0]
         log.info(
@@ -166,7 +178,7 @@ async def _serve(parts: _Parts, *, structured: bool) -> None:
             __version__,
             host,
             where[1],
-            "" if len(tokens) else "; without tokens, for this machine only",
+            "; without tokens, for this machine only" if open_to_all else "",
             extra={"action": "gateway.serving", "host": where[0], "port": where[1], "tokens": len(tokens)},
         )
         following = asyncio.create_task(follow(), name="background tasks")
@@ -183,6 +195,30 @@ async def _serve(parts: _Parts, *, structured: bool) -> None:
     log.info("stopped", extra={"action": "service.stopped"})
 
 
+def _record(health: Health, problem: str) -> None:
+    health.record(_STATE, ok=not problem, reason=problem)
+
+
+def _tokens(state: GatewayState, options: GatewayOptions) -> Tokens:
+    stores: list[TokenStore] = [StoredTokens(state.tokens)]
+    if options.tokens_file is not None:
+        stores.append(TokenFile(options.tokens_file))
+    return Tokens(stores, grace_s=options.token_grace_s)
+
+
+def issuer_tokens(bootstrap: Bootstrap) -> Jwts | None:
+    """Return what checks the tokens of an external issuer, None if the settings name none."""
+    options, egress = bootstrap.settings.gateway.oauth, bootstrap.settings.egress
+    if options is None:
+        return None
+    from openapi_tool.gateway.jwts import Jwts, Keys  # noqa: PLC0415 - few deployments need it
+    from openapi_tool.jina.document import read_document  # noqa: PLC0415
+
+    proxy = egress.proxy.get_secret_value() if egress.proxy else None
+    read = partial(read_document, options.jwks_url, bootstrap.upstream_tls, proxy)
+    return Jwts(options, Keys(read, bootstrap.settings.gateway.token_grace_s))
+
+
 async def _until_it_ends(serving: asyncio.Task[None]) -> None:
     await asyncio.shield(serving)
     raise RuntimeError("the HTTP server has ended by itself")
@@ -190,8 +226,7 @@ async def _until_it_ends(serving: asyncio.Task[None]) -> None:
 
 async def _refresh(tokens: Tokens, health: Health) -> None:
     while True:
-        problem = await tokens.refresh()
-        health.record(_STATE, ok=not problem, reason=problem)
+        _record(health, await tokens.refresh())
         await asyncio.sleep(_REFRESH_S)
 
 

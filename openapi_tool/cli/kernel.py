@@ -76,9 +76,9 @@ def _servers(*, database: bool) -> Mapping[str, Any]:
     except (SourceUnreadable, UnreadableVariable):
         return {}  # `load_settings` reports the mistake
     if not os.environ.get(DEV_VARIABLE):
-        if _is_given(configured, "postgres", "dsn"):
+        if is_given(configured, "postgres", "dsn"):
             return {}
-        if _is_given(configured, "nats", "servers"):
+        if is_given(configured, "nats", "servers"):
             return {} if database else NO_DATABASE
     if stack := find_dev()[0]:
         return _servers_of(stack)
@@ -99,7 +99,8 @@ def _servers_of(stack: StackAddress) -> Mapping[str, Any]:
     }
 
 
-def _is_given(configured: Mapping[str, Any], section: str, key: str) -> bool:
+def is_given(configured: Mapping[str, Any], section: str, key: str) -> bool:
+    """Return whether files or environment set a key of a section."""
     values = configured.get(section, {})
     return not isinstance(values, Mapping) or key in values  # `load_settings` reports another type
 
@@ -141,8 +142,8 @@ def with_nats(
         fail(f"{problem}\n{advice}" if advice else problem)
 
 
-async def charged_in_kernel(
-    bootstrap: Bootstrap, project: str, start: datetime, end: datetime
+async def charged_in_nats(
+    bootstrap: Bootstrap, project: str, start: datetime, end: datetime, user: NatsUser = NatsUser.INSPECT
 ) -> Mapping[Period, Amount]:
     """Return what the accounts of a project hold (`charged`). Raises Unavailable."""
     settings = bootstrap.settings
@@ -151,7 +152,7 @@ async def charged_in_kernel(
     async def work(_: Bootstrap, client: BusClient) -> Mapping[Period, Amount]:
         return await charged(NatsKvRecords(client, BUDGETS.bucket), scoped, start, end, time_zone(zone))
 
-    return await _connected(replace(bootstrap, bus=bootstrap.quotas or bootstrap.bus), work, NatsUser.INSPECT)
+    return await _connected(replace(bootstrap, bus=bootstrap.quotas or bootstrap.bus), work, user)
 
 
 async def _connected(bootstrap: Bootstrap, work: Callable[[Bootstrap, BusClient], Awaitable[T]], user: NatsUser) -> T:

@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap, lint_limits
+from openapi_tool.cli.gateway import chosen_state
 from openapi_tool.cli.kernel import NO_DATABASE
 from openapi_tool.cli.output import fail, print_status
 from openapi_tool.gateway.assembly import open_gateway
 from openapi_tool.gateway.calls import Caller, Gateway
+from openapi_tool.gateway.opening import open_state
+from openapi_tool.gateway.state import GatewayState
 from openapi_tool.gateway.tools import ToolFolder, Tools, ToolsInvalid, built_in_tools, watch
 from openapi_tool.jina.transport import Resolver
 from openapi_tool.protocol.errors import Unavailable
@@ -25,10 +28,12 @@ from openapi_tool.protocol.subjects import is_token
 from openapi_tool.reloading import Reloader
 from openapi_tool.settings import CONFIG_VARIABLE, Settings, given_values, load_settings
 from openapi_tool.shutdown import end_process
-from openapi_tool.state.sqlite import StateFile, StateUnusable, default_path
+from openapi_tool.state.sqlite import StateUnusable
 from openapi_tool.telemetry.health import RECENT_WARNINGS
 from openapi_tool.telemetry.logs import configure_logging, log_crash
 from openapi_tool.tools.wording import short
+
+_CONNECT_S = 5.0  # to NATS
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +70,15 @@ def serve(options: McpFlags, resolver: Resolver | None = None) -> NoReturn:
         folder = ToolFolder(options.tools, lint_limits(settings), settings.url_policy)
     try:
         tools = folder.load() if folder else built_in_tools()
-        state = StateFile.open(options.state or default_path(os.environ))
-    except (ToolsInvalid, StateUnusable) as error:
+    except ToolsInvalid as error:
         fail(str(error))
+    state = chosen_state(options.state)
     _say_what_is_missing(bootstrap)
     reloader = Reloader(bootstrap, read, os.environ)
     with asyncio.Runner() as runner:
         try:
             runner.run(_serve(options, reloader, state, tools, folder, resolver))
-        except Unavailable as outage:
+        except (StateUnusable, Unavailable) as outage:
             fail(str(outage))
         except Exception as error:  # noqa: BLE001 - a normal end of the process might wait for the client
             defect = error
@@ -110,7 +115,7 @@ def _logging(settings: Settings) -> tuple[Any, Any]:
 async def _serve(
     options: McpFlags,
     reloader: Reloader,
-    state: StateFile,
+    state: Path,
     tools: Tools,
     folder: ToolFolder | None,
     resolver: Resolver | None,
@@ -130,8 +135,8 @@ async def _serve(
         loop.add_signal_handler(number, end, number)
     loop.add_signal_handler(signal.SIGHUP, reload.set)
     async with AsyncExitStack() as stack:
-        stack.push_async_callback(state.aclose)
-        gateway: Gateway = await stack.enter_async_context(open_gateway(reloader, state, tools, resolver))
+        opened = await _opened(stack, reloader.bootstrap, state)
+        gateway: Gateway = await stack.enter_async_context(open_gateway(reloader, opened, tools, resolver))
         transport = StdioTransport(*claim_standard_streams(), gateway.keep_soon)
         door = McpServer(gateway, lambda _: caller, structured=options.structured, on_answer=transport.on_answer)
         server = door.server(gateway.tools_of(caller))
@@ -151,3 +156,13 @@ async def _serve(
                 task.cancel()
                 with suppress(asyncio.CancelledError):
                     await task
+
+
+async def _opened(stack: AsyncExitStack, bootstrap: Bootstrap, where: Path) -> GatewayState:
+    """Open the state; the client waits for an answer. Raises Unavailable, StateUnusable."""
+    reasons = ["no answer"]
+    try:
+        async with asyncio.timeout(_CONNECT_S):
+            return await stack.enter_async_context(open_state(bootstrap, where, reasons.append))
+    except TimeoutError:
+        raise Unavailable(f"cannot connect to NATS: {bootstrap.redactor.text(reasons[-1])}") from None

@@ -72,7 +72,8 @@ ToolFolderOption = Annotated[
 StateOption = Annotated[
     Path | None,
     typer.Option(
-        help="State file of a gateway; :memory: keeps nothing; default: gateway.sqlite3 in the user's state folder.",
+        help="State file of a gateway, or nats; :memory: keeps nothing; default: the settings' NATS if they name one, "
+        "else gateway.sqlite3 in the user's state folder.",
         show_default=False,
     ),
 ]
@@ -80,7 +81,7 @@ GatewayOption = Annotated[
     Path | None,
     typer.Option(
         "--state",
-        help="State file of a gateway instead of a kernel; its default file is used if no kernel is configured.",
+        help="State of a gateway instead of a kernel: its file, or nats; used if no kernel's database is configured.",
         show_default=False,
     ),
 ]

@@ -17,6 +17,7 @@ from openapi_tool.bus.permissions import (
     Permissions,
     dead_letter_permissions,
     executor_permissions,
+    gateway_permissions,
     handover_permissions,
     inspect_permissions,
     quota_permissions,
@@ -41,8 +42,8 @@ def permissions(*, user: NatsUser, form: Format, stream: str | None) -> None:
     settings = load_settings(NO_DATABASE)
     nats = (settings.quotas.nats if user is NatsUser.QUOTAS else None) or settings.nats
     if form is Format.ACCOUNTS:
-        if user is NatsUser.QUOTAS:
-            fail("--format accounts: is for operators, and the login for quotas is one of serve; choose another format")
+        if user in (NatsUser.QUOTAS, NatsUser.GATEWAY):
+            fail(f"--format accounts: is for operators, and {user} is a login of a service; choose another format")
         typer.echo(printable_lines(_accounts(user, settings, stream)))
         print_status(
             f"openapi-tool: operators set nats.jetstream_domain = {OPERATOR_DOMAIN!r}; nats-server reads each password "
@@ -84,6 +85,8 @@ def _needed(user: NatsUser, settings: Settings, stream: str | None) -> Permissio
             )
         case NatsUser.QUOTAS:
             return quota_permissions()
+        case NatsUser.GATEWAY:
+            return _gateway(settings, stream)
         case NatsUser.DEADLETTERS:
             return dead_letter_permissions(options, stream)
         case NatsUser.INSPECT:
@@ -94,6 +97,20 @@ def _needed(user: NatsUser, settings: Settings, stream: str | None) -> Permissio
             return TOP_PERMISSIONS
         case NatsUser.SWITCHES:
             return SWITCH_PERMISSIONS
+
+
+def _gateway(settings: Settings, command_stream: str) -> Permissions:
+    from openapi_tool.gateway import nats_state  # noqa: PLC0415 - no other user needs it
+
+    buckets = {nats_state.TOKEN_BUCKET.name: "*"}
+    buckets |= {nats_state.text_bucket(name).name: "*.*" for name in nats_state.TEXT_BUCKETS}
+    return gateway_permissions(
+        buckets,
+        (nats_state.CALLS.name, f"{nats_state.CALLS.prefix}.*.*.*"),
+        command_stream,
+        session_key=settings.session.key is not None,
+        quotas=settings.quotas.nats is None,
+    )
 
 
 def _shown(needed: Permissions, form: Format) -> str:

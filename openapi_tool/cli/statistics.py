@@ -21,7 +21,7 @@ def show_statistics_of(
     every_s: float | None = None,
 ) -> None:
     """Draw the statistics, once or every `every_s` seconds, or print what `select` returns as JSON."""
-    if (path := gateway.selected_state(state)) is not None:
+    if (path := gateway.selected_file(state)) is not None:
         gateway.show_statistics(path, draw, select, as_json=as_json, every_s=every_s)
     else:
         kernel.show_statistics(draw, select, as_json=as_json, every_s=every_s)

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.table import Table
 
+from openapi_tool.bus.users import NatsUser
+from openapi_tool.cli.gateway import chosen_state
+from openapi_tool.cli.kernel import with_nats
 from openapi_tool.cli.output import fail, print_json, print_line, print_status
 from openapi_tool.cli.tables import cell, output
 from openapi_tool.cli.top import moment_after
+from openapi_tool.gateway.opening import NATS
+from openapi_tool.gateway.state import TOKENS
 from openapi_tool.gateway.tokens import StoredTokens, TokenFile, TokensInvalid, TokenStore, id_of, new_token, shown
 from openapi_tool.protocol.errors import Unavailable
-from openapi_tool.state.sqlite import StateFile, StateUnusable, default_path
+from openapi_tool.state.sqlite import StateFile, StateUnusable
+
+if TYPE_CHECKING:
+    from openapi_tool.bootstrap import Bootstrap
+    from openapi_tool.bus.client import BusClient
 
 T = TypeVar("T")
 _NONE = 1
@@ -89,9 +97,12 @@ def revoke(token: str, *, state: Path | None, file: Path | None) -> None:
 def _with_store(
     state: Path | None, file: Path | None, work: Callable[[TokenStore], Awaitable[T]], *, create: bool = False
 ) -> T:
-    """Return the result of `work` with the tokens of a file, or of the state file; exit with 2 if it is unusable."""
+    """Return the result of `work` with the tokens of a file, or of the state; exit with 2 if it is unusable."""
     if state is not None and file is not None:
         fail("give --state or --file, not both")
+    path = file or chosen_state(state)
+    if file is None and path == NATS:
+        return _in_nats(work)
 
     async def opened() -> T:
         async with AsyncExitStack() as stack:
@@ -99,13 +110,26 @@ def _with_store(
             if file is not None:
                 store = TokenFile(file)
             else:
-                path = state or default_path(os.environ)
-                store = StoredTokens(await stack.enter_async_context(aclosing(StateFile.open(path, create=create))))
+                opened_file = await stack.enter_async_context(aclosing(StateFile.open(path, create=create)))
+                store = StoredTokens(opened_file.records(TOKENS))
             return await work(store)
 
     try:
         return asyncio.run(opened())
     except (StateUnusable, Unavailable, TokensInvalid) as error:
+        fail(str(error))
+
+
+def _in_nats(work: Callable[[TokenStore], Awaitable[T]]) -> T:
+    from openapi_tool.bus.streams import replica_count  # noqa: PLC0415 - drivers that a file needs not
+    from openapi_tool.gateway.nats_state import stored_tokens  # noqa: PLC0415
+
+    async def connected(bootstrap: Bootstrap, client: BusClient) -> T:
+        return await work(StoredTokens(stored_tokens(client, await replica_count(client, bootstrap.durable))))
+
+    try:
+        return with_nats(connected, user=NatsUser.GATEWAY)
+    except TokensInvalid as error:
         fail(str(error))
 
 

@@ -79,7 +79,7 @@ def enable(
 
 def disabled(*, as_json: bool, state: Path | None = None) -> None:
     """Print what is disabled, since when, by whom and why."""
-    if (path := gateway.selected_state(state)) is not None:
+    if (path := gateway.selected_file(state)) is not None:
         switches = gateway.with_state(path, operator.read_switches).all
     else:
         switches = _with_store(load_switches).switches.all
@@ -138,7 +138,7 @@ _NOT_TO_GRANT = {
 
 def _change_switches(change: Callable[[Switches], Switches], state: Path | None) -> tuple[Switches, Switches]:
     """Change the switches of a kernel's executors, or of a gateway; return those before and after."""
-    if (path := gateway.selected_state(state)) is not None:
+    if (path := gateway.selected_file(state)) is not None:
         return gateway.with_state(path, lambda opened: operator.change_switches(opened, change))
     return _with_store(lambda client: change_switches(client, change))
 

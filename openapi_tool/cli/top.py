@@ -19,7 +19,7 @@ from rich.text import Text
 from openapi_tool.bootstrap import Bootstrap
 from openapi_tool.cli.gateway import project_or_default, selected_state
 from openapi_tool.cli.gateway import usage as gateway_usage
-from openapi_tool.cli.kernel import charged_in_kernel, kernel_bootstrap
+from openapi_tool.cli.kernel import charged_in_nats, kernel_bootstrap
 from openapi_tool.cli.output import fail, or_dash, print_json, print_status
 from openapi_tool.cli.statistics import show_statistics_of
 from openapi_tool.cli.tables import Rows, cell, output
@@ -216,7 +216,7 @@ async def _read_both(
     pool, actor_id = bootstrap.pool, bootstrap.settings.actor_id
     rows = await usage(pool, project, start, end, actor_id, by)
     try:
-        held = await charged_in_kernel(bootstrap, project, start, end)
+        held = await charged_in_nats(bootstrap, project, start, end)
     except Unavailable as error:
         reason = bootstrap.redactor.text(str(error))
         print_status(f"no data for requests without a card, which are in the accounts of budgets: {reason}")

@@ -1,8 +1,7 @@
-"""Composition of a gateway: engine, quotas and stored texts over one state file."""
+"""Composition of a gateway: engine, quotas and stored texts over one state."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator
@@ -10,8 +9,8 @@ from contextlib import asynccontextmanager
 
 from openapi_tool.bootstrap import Upstream, build_runner
 from openapi_tool.gateway.calls import Gateway, GatewayParts
-from openapi_tool.gateway.operator import SwitchMonitor, follow, session_key
 from openapi_tool.gateway.quotas import shared_quotas
+from openapi_tool.gateway.state import GatewayState
 from openapi_tool.gateway.stored import UNTAKEN_S, StoredTexts, UntakenResults
 from openapi_tool.gateway.tools import Tools
 from openapi_tool.isolation.pool import WorkerPool
@@ -20,15 +19,14 @@ from openapi_tool.isolation.service import Isolation
 from openapi_tool.jina.egress import EgressTransport
 from openapi_tool.jina.transport import AiohttpTransport, Resolver
 from openapi_tool.reloading import Reloader
-from openapi_tool.state.sqlite import StateFile
-from openapi_tool.telemetry.health import Snapshots
+from openapi_tool.telemetry.health import DEPENDENCIES, Snapshots
 
 INSTANCE = f"{socket.gethostname()}-{os.getpid()}"
 
 
 @asynccontextmanager
 async def open_gateway(
-    reloader: Reloader, state: StateFile, tools: Tools, resolver: Resolver | None = None
+    reloader: Reloader, state: GatewayState, tools: Tools, resolver: Resolver | None = None
 ) -> AsyncIterator[Gateway]:
     """Yield a running gateway; at the end its calls are stopped, and what they cost is settled.
 
@@ -37,7 +35,7 @@ async def open_gateway(
     bootstrap = reloader.bootstrap
     settings = bootstrap.settings
     key = settings.session.key
-    scope_key = key.get_secret_value().encode() if key else await session_key(state)
+    scope_key = key.get_secret_value().encode() if key else await state.session_key()
     transport = EgressTransport(AiohttpTransport(bootstrap.upstream_tls, settings.egress, resolver))
     hide_memory()  # from the workers
     pool = WorkerPool(settings.isolation.workers, settings.egress.max_response_bytes)  # started by its first task
@@ -52,17 +50,15 @@ async def open_gateway(
         reloader.use_keys, reloader.use_limits = quotas.limiter.keys.set_secrets, quotas.limiter.use
         reloader.add(runner)
         health = bootstrap.health
-        health.dependencies = {}  # those of a kernel; a door adds its own
+        for of_kernel in DEPENDENCIES:
+            health.dependencies.pop(of_kernel, None)
         health.limits, health.keys = quotas.limiter.snapshot, quotas.limiter.keys.snapshot
         health.budgets, health.budget_outage = quotas.budgets.snapshot, quotas.budgets.outage
         statistics = Snapshots(INSTANCE, health, {"executor.concurrency": settings.executor.concurrency})
-        switches = SwitchMonitor(state, gateway.use_switches)
-        await switches.check()
-        following = asyncio.create_task(follow(state, INSTANCE, switches, statistics.now), name="operator")
         try:
-            yield gateway
+            async with state.operated(INSTANCE, gateway.use_switches, statistics.now):
+                yield gateway
         finally:
-            following.cancel()
             await gateway.aclose()
             await pool.aclose()
             await transport.aclose()

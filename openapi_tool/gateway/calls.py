@@ -19,9 +19,9 @@ from openapi_tool.call import Call
 from openapi_tool.concurrency.background import in_background
 from openapi_tool.concurrency.fair_semaphore import FairSemaphore
 from openapi_tool.executor.runner import ToolRunner
-from openapi_tool.gateway.stored import CANCELLED, CallRow, StoredTexts, UntakenResults, call_key, may_store, store_call
+from openapi_tool.gateway.state import GatewayState
+from openapi_tool.gateway.stored import CANCELLED, CallRow, StoredTexts, UntakenResults, call_key, may_store
 from openapi_tool.gateway.tools import GatewayTool, Tools
-from openapi_tool.gateway.usage import usage_by_tool
 from openapi_tool.options.executor import ExecutorOptions
 from openapi_tool.protocol.attempts import attempt_objects
 from openapi_tool.protocol.cards import MAX_CONTENT_BYTES, ToolCall, checked_arguments, new_id
@@ -35,7 +35,6 @@ from openapi_tool.protocol.errors import (
 )
 from openapi_tool.protocol.identity import CallIdentity
 from openapi_tool.quotas.budgets import Budgets
-from openapi_tool.state.sqlite import StateFile
 from openapi_tool.telemetry.calls import CallFacts, record_finished
 from openapi_tool.telemetry.logs import CALL_FIELDS
 from openapi_tool.tools.deadlines import Deadline
@@ -152,7 +151,7 @@ class GatewayParts:
     call_timeout_s: float
     max_timeout_s: float
     executor: ExecutorOptions
-    state: StateFile
+    state: GatewayState
     texts: StoredTexts
     untaken: UntakenResults
     budgets: Budgets
@@ -204,7 +203,7 @@ class Gateway:
 
     async def usage_of(self, caller: Caller, since: float) -> list[dict[str, Any]]:
         """Return what a caller's calls since a time have cost, by tool. Raises Unavailable."""
-        return await usage_by_tool(self._parts.state, caller.project_id, caller.agent_id, since)
+        return await self._parts.state.rows.by_tool(caller.project_id, caller.agent_id, since)
 
     async def whole_text(self, caller: Caller, answer: Answer, max_chars: int) -> str | None:
         """Return the whole text of a truncated result without frames; None if it is not stored. Raises Unavailable."""
@@ -380,7 +379,7 @@ class Gateway:
         )
         record_finished(_facts(running, identity, call, row, fields))
         try:
-            await asyncio.shield(store_call(self._parts.state, row))
+            await asyncio.shield(self._parts.state.rows.store(row))
         except Unavailable as outage:
             _log_not_stored("the row of a call", outage)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import sqlite3
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +13,7 @@ from openapi_tool.protocol.cards import StoredText
 from openapi_tool.protocol.identity import CallIdentity
 from openapi_tool.protocol.records import Artifact
 from openapi_tool.protocol.result_objects import ErrorObject
-from openapi_tool.state.sqlite import SqliteTexts, StateFile
+from openapi_tool.state.port import Texts, TextSets
 from openapi_tool.tools.argument_names import fold
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.result import ResultFields
@@ -29,7 +27,9 @@ CANCELLED = "cancelled"
 WINDOW_CHARS = 512 * 1024
 """Characters that are stored, and read, at once; the search in a text reads as many."""
 
-_CALLS_DAYS = 90
+CALLS_DAYS = 90
+"""Days for which the row of a call is kept."""
+
 _UNTRACKED = frozenset({"donottrack", "dnt", "xdonottrack"})
 
 
@@ -39,7 +39,7 @@ class StoredTexts:
     A text is stored in windows, so that a part of it is read without the rest.
     """
 
-    def __init__(self, texts: SqliteTexts) -> None:
+    def __init__(self, texts: TextSets) -> None:
         self._texts = texts
 
     async def put(self, identity: CallIdentity, stored: StoredText) -> None:
@@ -75,7 +75,7 @@ class StoredTexts:
 class UntakenResults:
     """Paid results that no client took: it had cancelled the call, or was gone."""
 
-    def __init__(self, texts: SqliteTexts) -> None:
+    def __init__(self, texts: Texts) -> None:
         self._texts = texts
 
     async def put(self, key: str, fields: ResultFields) -> None:
@@ -140,20 +140,13 @@ class CallRow:
     attempts: list[Any]
 
     @property
+    def error_code(self) -> str | None:
+        """Code of its error; None if it succeeded."""
+        return self.error["code"] if self.error else CANCELLED if self.status == CANCELLED else None
+
+    @property
     def values(self) -> tuple[object, ...]:
         """Values of the columns, in their order."""
-        error = self.error["code"] if self.error else CANCELLED if self.status == CANCELLED else None
         facts = (self.tokens, self.requests, self.cached, self.truncated, self.retries, self.latency_ms)
         ids = (self.at, self.tool_call_id, self.project, self.agent, self.session, self.tool)
-        return (*ids, self.status, error, *facts, orjson.dumps({"attempts": self.attempts}))
-
-
-async def store_call(state: StateFile, row: CallRow) -> None:
-    """Store the row of a call; delete those older than 90 days. Raises Unavailable."""
-
-    def work(connection: sqlite3.Connection) -> None:
-        connection.execute(f"INSERT INTO calls VALUES ({', '.join('?' * len(row.values))})", row.values)  # noqa: S608
-        oldest = time.time() - _CALLS_DAYS * 86_400
-        connection.execute("DELETE FROM calls WHERE project = ? AND at < ?", (row.project, oldest))
-
-    await state.run(work)
+        return (*ids, self.status, self.error_code, *facts, orjson.dumps({"attempts": self.attempts}))

@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+import math
 import os
 import secrets
 import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
@@ -27,7 +28,7 @@ from openapi_tool.files import read_regular_file
 from openapi_tool.protocol.errors import ExecutorError, Unavailable
 from openapi_tool.protocol.subjects import is_token
 from openapi_tool.state.change import change
-from openapi_tool.state.sqlite import SqliteRecords, StateFile
+from openapi_tool.state.port import ListedRecords
 from openapi_tool.tools.wording import short
 
 log = logging.getLogger(__name__)
@@ -36,12 +37,19 @@ MAX_TOKENS = 10_000
 MAX_AGENT_CHARS = 128
 _MAX_FILE_BYTES = 16 * 2**20
 _PREFIX, _ID_CHARS = "oat", 12
-_BUCKET = "tokens"
 _NO_HASH = "0" * 64
 
 
 class TokensInvalid(ExecutorError):
     """A token or a file of tokens cannot be used; the message names the field and the remedy."""
+
+
+class JwtRefused(Exception):
+    """A JWT of an external issuer is not accepted."""
+
+
+class ClaimUnusable(JwtRefused):
+    """A right JWT does not say who calls; the message names the claim."""
 
 
 def _check_id(name: str) -> str:
@@ -125,10 +133,10 @@ class TokenStore(Protocol):
 
 
 class StoredTokens:
-    """Tokens in the state file, which all processes share."""
+    """Tokens in the state, which all processes share."""
 
-    def __init__(self, state: StateFile) -> None:
-        self._records: SqliteRecords = state.records(_BUCKET)
+    def __init__(self, records: ListedRecords) -> None:
+        self._records = records
 
     async def all(self) -> dict[str, Token]:
         """See `TokenStore`."""
@@ -211,39 +219,68 @@ def _decoded(token_id: str, value: bytes) -> Token:
         raise TokensInvalid(f"the record of token {token_id} is damaged, or of a newer version; update") from None
 
 
-class Tokens:
-    """Tokens that a process accepts, of all stores; `refresh` makes changes take effect."""
+@dataclass(slots=True)
+class _Source:
+    """Store of tokens, and what was read of it last, at a time of the monotonic clock."""
 
-    def __init__(self, stores: list[TokenStore], clock: Callable[[], float] = time.time) -> None:
-        self._stores = stores
-        self._clock = clock
-        self._tokens: dict[str, Token] = {}
+    store: TokenStore
+    tokens: Mapping[str, Token] = field(default_factory=dict)
+    read_at: float = -math.inf
+
+    async def read(self) -> None:
+        began = time.monotonic()
+        self.tokens = await self.store.all()
+        self.read_at = began
+
+
+class Tokens:
+    """Tokens that a process accepts, of all stores; `refresh` makes changes take effect.
+
+    Of a store that cannot be read, those that were read last are accepted for `grace_s` seconds.
+    """
+
+    def __init__(
+        self, stores: list[TokenStore], clock: Callable[[], float] = time.time, grace_s: float = math.inf
+    ) -> None:
+        self._sources = [_Source(store) for store in stores]
+        self._clock, self._grace_s = clock, grace_s
         self._problem = ""
 
     def __len__(self) -> int:
         """Number of known tokens, also revoked and expired ones."""
-        return len(self._tokens)
+        return sum(len(source.tokens) for source in self._sources)
 
     async def load(self) -> None:
         """Read the tokens. Raises Unavailable, TokensInvalid."""
-        found: dict[str, Token] = {}
-        for store in self._stores:
-            found |= await store.all()
-        self._tokens = found
+        for source in self._sources:
+            await source.read()
 
     async def refresh(self) -> str:
         """Read the tokens again; return why that is impossible. The last known ones then stay in use."""
-        problem = ""
-        try:
-            await self.load()
-        except (Unavailable, TokensInvalid) as error:
-            problem = str(error)
+        problems = []
+        for source in self._sources:
+            try:
+                await source.read()
+            except (Unavailable, TokensInvalid) as error:
+                problems.append(str(error))
+        problem = "; ".join(problems)
         if problem and problem != self._problem:
             log.error(
-                "cannot read the tokens; the old ones stay in use: %s", problem, extra={"action": "tokens.read_failed"}
+                "cannot read the tokens; the old ones stay in use for %s s: %s",
+                self._grace_s,
+                problem,
+                extra={"action": "tokens.read_failed"},
             )
         self._problem = problem
         return problem
+
+    @property
+    def outdated(self) -> bool:
+        """Return whether some store could not be read for so long that its tokens are accepted no more."""
+        return any(map(self._is_outdated, self._sources))
+
+    def _is_outdated(self, source: _Source) -> bool:
+        return time.monotonic() - source.read_at > self._grace_s
 
     def find(self, text: str) -> tuple[str, Token] | None:
         """Return id and record of a usable token, in a time that does not depend on how much of it is right."""
@@ -258,7 +295,8 @@ class Tokens:
     def _known(self, text: str) -> tuple[str, Token] | None:
         prefix, _, rest = text.partition("_")
         token_id, _, secret = rest.partition("_")
-        token = self._tokens.get(token_id)
+        source = next((each for each in reversed(self._sources) if token_id in each.tokens), None)
+        token = source.tokens[token_id] if source and not self._is_outdated(source) else None
         right = hmac.compare_digest(_hash(secret), token.hash if token else _NO_HASH)
         return (token_id, token) if token is not None and right and prefix == _PREFIX else None
 

@@ -9,18 +9,24 @@ from collections import Counter
 from dataclasses import dataclass
 from http import HTTPStatus
 from ipaddress import IPv6Address, ip_address, ip_network
+from typing import TYPE_CHECKING
 
 from cachetools import TTLCache
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openapi_tool.gateway.calls import Caller
-from openapi_tool.gateway.tokens import MAX_AGENT_CHARS, Tokens
+from openapi_tool.gateway.tokens import MAX_AGENT_CHARS, ClaimUnusable, JwtRefused, Tokens
 from openapi_tool.host_names import host_of_header, is_internal
 from openapi_tool.http.connections import Connection, Connections
+from openapi_tool.http.oauth import ResourceMetadata
 from openapi_tool.http.problems import Problem
 from openapi_tool.options.gateway import GatewayOptions
+from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.subjects import is_token
+
+if TYPE_CHECKING:
+    from openapi_tool.gateway.jwts import Jwts  # which imports what few deployments need
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +40,7 @@ _DISCARDED_BYTES = 16 * 2**20
 """What is read and dropped of a body that is too large: most clients send all of it before they read an answer."""
 
 _MAX_ADDRESSES = 10_000
+_OUTDATED_RETRY_S = 5
 NOBODY = Caller("local", "local")
 """Caller of a gateway without tokens, on loopback; its records are those of `openapi-tool mcp`."""
 
@@ -68,12 +75,21 @@ class _Entry:
 class Access:
     """ASGI middleware: checks host, origin, token and size of a request, and gives the app its caller and its body.
 
-    `open_to_all`: nobody needs a token, until there is one.
+    `open_to_all`: nobody needs a token, until there is one. `jwts` finds the callers of an external issuer's tokens.
     """
 
     def __init__(
-        self, app: ASGIApp, options: GatewayOptions, tokens: Tokens, connections: Connections, *, open_to_all: bool
+        self,
+        app: ASGIApp,
+        options: GatewayOptions,
+        tokens: Tokens,
+        connections: Connections,
+        *,
+        open_to_all: bool,
+        jwts: Jwts | None = None,
     ) -> None:
+        self._jwts = jwts
+        self._metadata = ResourceMetadata(jwts.options) if jwts else None
         self._app = app
         self._options = options
         self._tokens = tokens
@@ -99,11 +115,14 @@ class Access:
         headers = Headers(scope=scope)
         self._check_host(headers)
         self._check_origin(headers)
+        if self._metadata and scope["path"] in self._metadata.paths and scope["method"] in ("GET", "HEAD"):
+            await self._metadata.response(scope, receive, send)
+            return
         if headers.get("content-encoding", "identity").lower() != "identity":
             raise Problem(
                 HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "bad_request", "The body must not be compressed.", close=True
             )
-        entry = self._entry(scope, headers)
+        entry = await self._entry(scope, headers)
         if self._running[entry.counted_as] >= self._options.max_requests_per_token:
             raise Problem(
                 HTTPStatus.TOO_MANY_REQUESTS,
@@ -148,14 +167,18 @@ class Access:
                 close=True,
             )
 
-    def _entry(self, scope: Scope, headers: Headers) -> _Entry:
+    async def _entry(self, scope: Scope, headers: Headers) -> _Entry:
         """Return the caller. Raises Problem."""
         self._open_to_all = self._open_to_all and not len(self._tokens)
         if self._open_to_all:
             return _Entry(NOBODY, "")
         given = headers.getlist("authorization")
         scheme, _, text = given[0].partition(" ") if len(given) == 1 else ("", "", "")
+        if self._jwts is not None and scheme.lower() == "bearer" and self._jwts.is_one(text):
+            return await self._jwt_entry(self._jwts, text.strip(), headers)
         found = self._tokens.find(text.strip()) if scheme.lower() == "bearer" else None
+        if found is None and self._tokens.outdated:
+            raise _unchecked("the state of this gateway")
         if found is None:
             raise self._refusal(str(scope["client"][0]), text.strip(), tried=bool(given))
         token_id, token = found
@@ -177,6 +200,28 @@ class Access:
             )
         return _Entry(Caller(token.project, agent, token.tools), token_id)
 
+    async def _jwt_entry(self, jwts: Jwts, text: str, headers: Headers) -> _Entry:
+        """Return the caller of a JWT. Raises Problem.
+
+        Wrong ones are not counted: none can be guessed, and behind a proxy many expire at once.
+        """
+        try:
+            caller = await jwts.caller(text)
+        except ClaimUnusable as unusable:
+            raise Problem(HTTPStatus.FORBIDDEN, "forbidden", str(unusable), close=True) from None
+        except JwtRefused:
+            raise self._unauthorized("invalid_token") from None
+        except Unavailable:
+            raise _unchecked("the keys of the issuer") from None
+        if headers.getlist("x-agent-id") not in ([], [caller.agent_id]):
+            raise Problem(
+                HTTPStatus.FORBIDDEN,
+                "forbidden",
+                "This token may not name an agent: leave X-Agent-Id out.",
+                close=True,
+            )
+        return _Entry(caller, f"{caller.project_id} {caller.agent_id}")
+
     def _refusal(self, address: str, token: str, *, tried: bool) -> Problem:
         """Return the problem of a request without a right token; the reason is not told, as it would help to guess."""
         if tried and self._failed.add(address):
@@ -189,12 +234,15 @@ class Access:
             )
         if tried:
             self._log_refusal(address, token)
+        return self._unauthorized("invalid_token" if tried else "")
+
+    def _unauthorized(self, error: str) -> Problem:
+        source = "the issuer gives you one" if self._metadata else "`openapi-tool tokens create` makes one"
         return Problem(
             HTTPStatus.UNAUTHORIZED,
             "unauthorized",
-            "Send a token that is neither expired nor revoked as `Authorization: Bearer …`; "
-            "`openapi-tool tokens create` makes one.",
-            headers={"WWW-Authenticate": "Bearer"},
+            f"Send a token that is neither expired nor revoked as `Authorization: Bearer …`; {source}.",
+            headers={"WWW-Authenticate": self._metadata.challenge(error) if self._metadata else "Bearer"},
             close=True,
         )
 
@@ -205,6 +253,16 @@ class Access:
             what = f"the token {token_id}, which is {'expired' if token.revoked is None else 'revoked'}"
             ids = {"project_id": token.project, "agent_id": token.agent}
         log.warning("refused %s", what, extra={"action": "token.refused", "address": address, **ids})
+
+
+def _unchecked(what: str) -> Problem:
+    return Problem(
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        "unavailable",
+        f"No token can be checked, as {what} cannot be read; call again later.",
+        headers={"Retry-After": str(_OUTDATED_RETRY_S)},
+        close=True,
+    )
 
 
 async def read_body(headers: Headers, receive: Receive) -> bytes | None:

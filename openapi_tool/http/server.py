@@ -8,7 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
 from starlette.applications import Starlette
@@ -18,6 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from openapi_tool.gateway.calls import Gateway
+from openapi_tool.gateway.state import GatewayState
 from openapi_tool.gateway.tokens import Tokens
 from openapi_tool.http.access import Access
 from openapi_tool.http.connections import IDLE_S, Connections
@@ -27,7 +28,9 @@ from openapi_tool.http.open_webui import OpenWebuiRoutes
 from openapi_tool.http.problems import Problem, on_problem
 from openapi_tool.http.tools import ToolRoutes
 from openapi_tool.options.gateway import GatewayOptions
-from openapi_tool.state.sqlite import StateFile
+
+if TYPE_CHECKING:
+    from openapi_tool.gateway.jwts import Jwts
 
 _MAX_HEAD_BYTES = 16_384
 _BACKLOG = 1_024
@@ -62,7 +65,7 @@ class HttpDoor:
 @asynccontextmanager
 async def serve_http(
     gateway: Gateway,
-    state: StateFile,
+    state: GatewayState,
     tokens: Tokens,
     options: GatewayOptions,
     listening: socket.socket,
@@ -70,6 +73,7 @@ async def serve_http(
     open_to_all: bool,
     structured: bool,
     drain_s: float,
+    jwts: Jwts | None = None,
 ) -> AsyncIterator[HttpDoor]:
     """Serve requests on a listening socket until the context ends. A drain takes at most `drain_s` seconds."""
     connections = Connections(options.max_connections)
@@ -82,7 +86,8 @@ async def serve_http(
     handlers: dict[Any, Any] = dict.fromkeys((Problem, HTTPException), on_problem)
     inner = Starlette(routes=routes, exception_handlers=handlers)
     inner.router.redirect_slashes = False
-    app = _with_cors(Access(inner, options, tokens, connections, open_to_all=open_to_all), options.allowed_origins)
+    access = Access(inner, options, tokens, connections, open_to_all=open_to_all, jwts=jwts)
+    app = _with_cors(access, options.allowed_origins)
     config = uvicorn.Config(
         app,
         http=cast("Any", connections.protocol),

@@ -10,7 +10,8 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.dataclasses import dataclass as validated
 from pydantic_settings import NoDecode
 
-from openapi_tool.options.section import CallSeconds, HostNames, Options, split
+from openapi_tool.options.oauth import OauthOptions
+from openapi_tool.options.section import CallSeconds, HostNames, Options, Seconds, split
 from openapi_tool.urls import checked_address
 
 _ORIGIN = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
@@ -45,7 +46,17 @@ class GatewayOptions(Options):
         )
     )
     tokens_file: Path | None = Field(
-        default=None, description="File of tokens beside those in the state file, as `tokens create --file` writes it."
+        default=None, description="File of tokens beside those in the state, as `tokens create --file` writes it."
+    )
+    token_grace_s: Seconds = Field(
+        default=300,
+        description="Seconds for which the last known tokens stay in use while their store cannot be read; then "
+        "requests get 503.",
+    )
+    oauth: OauthOptions | None = Field(
+        default=None,
+        description="Access tokens of an external issuer: `issuer`, `jwks_url`, `resource`, and if wanted `audience`, "
+        "`project_claim`, `agent_claim` (docs/gateway.md); none are accepted by default.",
     )
     max_connections: int = Field(
         default=1_024, ge=16, le=100_000, description="Most open connections; beyond that the longest idle is closed."

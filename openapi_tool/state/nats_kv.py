@@ -35,7 +35,8 @@ class Bucket:
 
     Limits in bytes are unlimited if -1. Each change is published as `CHANGES.KEY`, unless `changes` is empty: revision,
     line feed, value. A KV watcher would be a consumer, which the executor's NATS user may not create.
-    `restricted`: the keys of the bucket can be permitted one by one.
+    `restricted`: the keys of the bucket can be permitted one by one. `drops_oldest`: a write to a full bucket removes
+    the oldest records instead of failing.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Bucket:
     changes: str = ""
     replicas: int = 1
     restricted: bool = False
+    drops_oldest: bool = False
 
     @property
     def stream(self) -> str:
@@ -57,7 +59,8 @@ class Bucket:
             return await jetstream.key_value(self.name)
         except BucketNotFoundError:
             with suppress(BadRequestError):  # another executor created it first, with other options
-                await (self._create_restricted(jetstream) if self.restricted else self._create(jetstream))
+                plain = not (self.restricted or self.drops_oldest)
+                await (self._create(jetstream) if plain else self._create_stream(jetstream))
             return await jetstream.key_value(self.name)
 
     async def _create(self, jetstream: JetStreamContext) -> None:
@@ -71,7 +74,7 @@ class Bucket:
             )
         )
 
-    async def _create_restricted(self, jetstream: JetStreamContext) -> None:
+    async def _create_stream(self, jetstream: JetStreamContext) -> None:
         """Create the bucket without the rollups that nats-py allows, by which one key removes the others.
 
         Direct gets can be permitted by key, other reads cannot.
@@ -80,8 +83,11 @@ class Bucket:
             StreamConfig(
                 name=self.stream,
                 subjects=[f"$KV.{self.name}.>"],
+                max_age=self.ttl_s or None,
+                max_bytes=self.max_bytes,
+                max_msg_size=self.max_value_bytes,
                 max_msgs_per_subject=1,
-                discard=DiscardPolicy.NEW,
+                discard=DiscardPolicy.OLD if self.drops_oldest else DiscardPolicy.NEW,
                 deny_delete=True,
                 allow_direct=True,
                 allow_rollup_hdrs=False,
@@ -145,6 +151,11 @@ class NatsKvRecords:
             if self.bucket.changes:
                 await self._client.publish(f"{self.bucket.changes}.{key}", b"%d\n%b" % (written, value))
         return written
+
+    async def put(self, key: str, value: bytes) -> None:
+        """See `ListedRecords`."""
+        with self._errors():
+            await (self._opened or await self._open()).put(key, value)
 
     @asynccontextmanager
     async def watch(self, on_change: OnChange) -> AsyncIterator[None]:

@@ -1,8 +1,8 @@
-"""The port of shared state. No store is named here: `memory` and `nats_kv` implement it."""
+"""The port of shared state. No store is named here: `memory`, `nats_kv` and `sqlite` implement it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import NamedTuple, Protocol
 
@@ -62,6 +62,16 @@ class Records(Protocol):
         """
 
 
+class ListedRecords(Records, Protocol):
+    """Records that can be listed, of a bucket in which few are written."""
+
+    async def all(self) -> dict[str, bytes]:
+        """Return all records by key, with every write that was confirmed before."""
+
+    async def put(self, key: str, value: bytes) -> None:
+        """Store a record whatever its revision: one that only this process writes."""
+
+
 class Texts(Protocol):
     """Texts by name that expire some time after they were stored; every method raises Unavailable."""
 
@@ -73,3 +83,10 @@ class Texts(Protocol):
 
     async def delete(self, name: str) -> None:
         """Delete a text if there is one."""
+
+
+class TextSets(Texts, Protocol):
+    """Texts of which several belong together."""
+
+    async def put_all(self, texts: Mapping[str, bytes]) -> None:
+        """Store all of these texts; a store without transactions stores the first one last, so that it tells of all."""

@@ -318,6 +318,11 @@ def _configures_a_client(text: str) -> None:
         load_settings(NO_DATABASE)
 
 
+def _names_an_issuer(text: str) -> None:
+    oauth = tomllib.loads(text)["gateway"]["oauth"]
+    assert Settings(gateway={"oauth": oauth}, **NO_DATABASE).gateway.oauth is not None  # type: ignore[arg-type]
+
+
 HANDLED: dict[tuple[str, str], Callable[[str], None] | str] = {
     ("docs/tools.md", "[budgets]"): _limits_a_project,
     ("docs/tools.md", "[limits]"): _limits_keys,
@@ -330,6 +335,7 @@ HANDLED: dict[tuple[str, str], Callable[[str], None] | str] = {
     ("README.md", '{"mcpServers"'): _configures_a_client,
     ("docs/mcp.md", '{"mcpServers"'): _configures_a_client,
     ("docs/gateway.md", '{"mcpServers"'): "an address and a header; tests/gateway/test_mcp_http.py connects so",
+    ("docs/gateway.md", "[gateway.oauth]"): _names_an_issuer,
     ("README.md", "tool_name: web_search"): _lints,
     ("CONTRIBUTING.md", "# cosmic.toml"): "settings of a tool with an environment of its own",
     ("SECURITY.md", "delete from cards as result"): "tests/wire/test_secrets.py runs it",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,6 +19,9 @@ from openapi_tool.bootstrap import build_bootstrap, lint_limits
 from openapi_tool.cli.kernel import NO_DATABASE
 from openapi_tool.gateway.assembly import open_gateway
 from openapi_tool.gateway.calls import Caller, Gateway
+from openapi_tool.gateway.file_state import FileState
+from openapi_tool.gateway.opening import open_state
+from openapi_tool.gateway.state import GatewayState
 from openapi_tool.gateway.tokens import StoredTokens, Tokens, new_token
 from openapi_tool.gateway.tools import ToolFolder, built_in_tools
 from openapi_tool.http.server import HttpDoor, serve_http
@@ -94,7 +97,7 @@ def opened(double: UpstreamDouble, environment: dict[str, str]) -> OpenGateway:
         bootstrap = build_bootstrap(read(), environment)
         folder = tools and ToolFolder(tools, lint_limits(bootstrap.settings), bootstrap.settings.url_policy)
         async with (
-            aclosing(StateFile.open(state)) as opened_state,
+            open_state(bootstrap, state) as opened_state,
             open_gateway(
                 Reloader(bootstrap, read, environment),
                 opened_state,
@@ -107,12 +110,19 @@ def opened(double: UpstreamDouble, environment: dict[str, str]) -> OpenGateway:
     return open_one
 
 
+def file_of(gateway: Gateway) -> StateFile:
+    """Return the open state file of a gateway; a second one would wait for its lock."""
+    state = gateway._parts.state  # noqa: SLF001 - it has no other use for it
+    assert isinstance(state, FileState)
+    return state.file
+
+
 @dataclass(frozen=True, slots=True)
 class Served:
     """A gateway that serves HTTP on loopback in this process."""
 
     gateway: Gateway
-    state: StateFile
+    state: GatewayState
     tokens: Tokens
     door: HttpDoor
     port: int
@@ -124,7 +134,7 @@ class Served:
     async def token(self, project: str = "p", agent: str = "a", *tools: str, any_agent: bool = False) -> str:
         """Create a token, which is in use at once."""
         text, token_id, token = new_token(project, agent, tools or ("*",), any_agent=any_agent, expires=None)
-        await StoredTokens(self.state).add(token_id, token)
+        await StoredTokens(self.state.tokens).add(token_id, token)
         await self.tokens.load()
         return text
 
@@ -145,14 +155,22 @@ def serve(opened: OpenGateway) -> Serve:
 
     @asynccontextmanager
     async def serve_one(state: Path = MEMORY, tools: Path | None = None, **settings: Any) -> AsyncIterator[Served]:
-        options = GatewayOptions(**settings.pop("gateway", {}))
+        options, jwts = GatewayOptions(**settings.pop("gateway", {})), settings.pop("jwts", None)
         async with opened(state, tools, **settings) as gateway:
-            opened_state = gateway._parts.state  # noqa: SLF001 - a second one would wait for the first's lock
-            tokens = Tokens([StoredTokens(opened_state)])
+            opened_state = gateway._parts.state  # noqa: SLF001 - one state for both
+            tokens = Tokens([StoredTokens(opened_state.tokens)], grace_s=options.token_grace_s)
             await tokens.load()
             listening = socket.create_server(("127.0.0.1", 0))
             door = serve_http(
-                gateway, opened_state, tokens, options, listening, open_to_all=True, structured=False, drain_s=5
+                gateway,
+                opened_state,
+                tokens,
+                options,
+                listening,
+                open_to_all=jwts is None,
+                structured=False,
+                drain_s=5,
+                jwts=jwts,
             )
             async with door as running:
                 yield Served(gateway, opened_state, tokens, running, listening.getsockname()[1])

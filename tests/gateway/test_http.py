@@ -208,7 +208,7 @@ async def test_the_log_names_a_revoked_token_but_only_if_its_secret_is_right(
     async with serve() as served:
         token = await served.token("p", "a")
         token_id = token.split("_")[1]
-        await StoredTokens(served.state).revoke(token_id)
+        await StoredTokens(served.state.tokens).revoke(token_id)
         await served.tokens.load()
         for tried in (token, f"oat_{token_id}_{'f' * 64}"):
             async with served.client(tried) as client:

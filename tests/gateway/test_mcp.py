@@ -18,7 +18,7 @@ from openapi_tool.state.sqlite import StateFile
 from openapi_tool.tools.deadlines import Deadline
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.shown_state import UNTRUSTED
-from tests.gateway.conftest import ME, PAGE, Connect, OpenGateway, until
+from tests.gateway.conftest import ME, PAGE, Connect, OpenGateway, file_of, until
 from tests.requirements import requirement
 
 ERAS = ["legacy", "auto"]
@@ -90,7 +90,7 @@ async def test_a_result_names_the_id_by_which_inspect_finds_its_call(
 ) -> None:
     async with opened(tmp_path / "state.sqlite3") as gateway, connect(gateway, era) as client:
         result = await client.call_tool("jina_read", {"url": PAGE})
-        rows = await gateway._parts.state.read("SELECT tool_call_id FROM calls", ())  # noqa: SLF001
+        rows = await file_of(gateway).read("SELECT tool_call_id FROM calls", ())
     assert result.meta is not None
     assert rows == [(result.meta[CALL_ID],)]
 
@@ -423,8 +423,8 @@ async def test_a_full_disk_stops_no_call(
     settings: dict[str, Any] = {"budgets": {"project_day_requests": 5}, "limits": {"reader_requests_per_minute": 50}}
     double.rules({"match": "article", "body": page_of("A sentence about lighthouses. " * 4_000)})
     async with opened(state, **settings) as gateway:
-        [[pages]] = await gateway._parts.state.read("PRAGMA page_count", ())  # noqa: SLF001 - to fill the disk
-        await gateway._parts.state.read(f"PRAGMA max_page_count = {pages}", ())  # noqa: SLF001
+        [[pages]] = await file_of(gateway).read("PRAGMA page_count", ())  # to fill the disk
+        await file_of(gateway).read(f"PRAGMA max_page_count = {pages}", ())
         codes = [
             (await gateway.call(ME, "jina_read", {"url": f"{PAGE}?{number}"})).fields.error_code for number in range(7)
         ]

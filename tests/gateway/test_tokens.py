@@ -38,7 +38,7 @@ def found(store: tuple[str, Path], text: str) -> str | None:
             await tokens.load()
         else:
             async with aclosing(StateFile.open(path)) as state:
-                tokens = Tokens([StoredTokens(state)])
+                tokens = Tokens([StoredTokens(state.records("tokens"))])
                 await tokens.load()
         token = tokens.find(text)
         return token[1].agent if token else None
@@ -96,7 +96,7 @@ def test_an_expired_token_is_refused(store: tuple[str, Path]) -> None:
             if store[0] == "--state"
             else aclosing(StateFile.open(Path(":memory:"))) as state
         ):
-            source = StoredTokens(state) if store[0] == "--state" else TokenFile(store[1])
+            source = StoredTokens(state.records("tokens")) if store[0] == "--state" else TokenFile(store[1])
             tokens = Tokens([source], lambda: now)
             await tokens.load()
             return tokens.find(text) is not None

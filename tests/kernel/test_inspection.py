@@ -22,9 +22,9 @@ from zoneinfo import ZoneInfo
 import asyncpg
 import pytest
 from aiohttp import ClientSession
-from openapi_tool.bus.storage import BUDGETS
 from typer.testing import CliRunner
 
+from openapi_tool.bus.record_store import BUDGETS
 from openapi_tool.cli import app
 from openapi_tool.kernel.breaker import CircuitBreaker
 from openapi_tool.kernel.failures import PoolShareUsed

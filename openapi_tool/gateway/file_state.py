@@ -1,0 +1,80 @@
+"""State of a gateway in a file, shared by the processes of one machine."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from openapi_tool.concurrency.background import in_background
+from openapi_tool.gateway.operator import SwitchMonitor, follow, session_key
+from openapi_tool.gateway.state import BUDGETS_TTL_S, LIMITS_TTL_S, TOKENS
+from openapi_tool.gateway.stored import CALLS_DAYS, CallRow
+from openapi_tool.gateway.usage import usage_by_tool
+from openapi_tool.state.port import ListedRecords, Records
+from openapi_tool.state.sqlite import SqliteTexts, StateFile
+from openapi_tool.tools.switches import Switches
+
+
+class FileState:
+    """See `GatewayState`."""
+
+    def __init__(self, file: StateFile) -> None:
+        self.file = file
+        self.time = time.time
+        self.limits: Records = file.records("limits", LIMITS_TTL_S)
+        self.budgets: Records = file.records("budgets", BUDGETS_TTL_S)
+        self.tokens: ListedRecords = file.records(TOKENS)
+        self.rows = FileRows(file)
+
+    def texts(self, bucket: str, ttl_s: float) -> SqliteTexts:
+        """See `GatewayState`."""
+        return self.file.texts(bucket, ttl_s)
+
+    async def session_key(self) -> bytes:
+        """See `GatewayState`. Raises Unavailable also for a damaged key."""
+        return await session_key(self.file)
+
+    @asynccontextmanager
+    async def operated(
+        self, name: str, use: Callable[[Switches], None], snapshot: Callable[[], Mapping[str, Any]]
+    ) -> AsyncIterator[None]:
+        """See `GatewayState`."""
+        switches = SwitchMonitor(self.file, use)
+        await switches.check()
+        following = in_background(follow(self.file, name, switches, snapshot), "operator")
+        try:
+            yield
+        finally:
+            following.cancel()
+            await asyncio.wait([following])
+
+
+class FileRows:
+    """See `CallRows`."""
+
+    def __init__(self, file: StateFile) -> None:
+        self._file = file
+
+    async def store(self, row: CallRow) -> None:
+        """See `CallRows`; delete those older than 90 days."""
+
+        def work(connection: sqlite3.Connection) -> None:
+            insert_row(connection, row)
+            oldest = time.time() - CALLS_DAYS * 86_400
+            connection.execute("DELETE FROM calls WHERE project = ? AND at < ?", (row.project, oldest))
+
+        await self._file.run(work)
+
+    async def by_tool(self, project: str, agent: str, since: float) -> list[dict[str, Any]]:
+        """See `CallRows`."""
+        return await usage_by_tool(self._file, project, agent, since)
+
+
+def insert_row(connection: sqlite3.Connection, row: CallRow) -> None:
+    """Insert a row within a transaction."""
+    marks = ", ".join("?" * len(row.values))
+    connection.execute(f"INSERT INTO calls VALUES ({marks})", row.values)  # noqa: S608 - constants

@@ -1,0 +1,154 @@
+"""Access tokens of an external issuer: JWTs, checked with the issuer's public keys."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import jwt
+import orjson
+from jwt.algorithms import ECAlgorithm, RSAAlgorithm
+
+from openapi_tool.gateway.calls import Caller
+from openapi_tool.gateway.tokens import MAX_AGENT_CHARS, ClaimUnusable, JwtRefused
+from openapi_tool.options.oauth import OauthOptions
+from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.protocol.subjects import is_token
+
+log = logging.getLogger(__name__)
+
+MAX_KEYS = 100
+FRESH_S, RETRY_S = 600.0, 30.0
+"""Age from which the keys are read again; the shortest time between two attempts, also for an unknown key."""
+
+_LEEWAY_S = 30.0
+_MAX_JWT_CHARS = 8_192
+_MIN_RSA_BITS = 2_048
+_PARTS = 3
+_ALGORITHM = {"RSA": "RS256", "EC": "ES256"}
+
+
+class Keys:
+    """Public keys of the issuer by id, of which each has one algorithm.
+
+    `read` returns the document. Keys that cannot be read again stay in use for `grace_s` seconds.
+    """
+
+    def __init__(
+        self, read: Callable[[], Awaitable[bytes]], grace_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._read, self._grace_s, self._clock = read, grace_s, clock
+        self._keys: dict[str, tuple[Any, str]] = {}
+        self._read_at = self._tried_at = -math.inf
+        self._reading = asyncio.Lock()
+
+    async def find(self, key_id: str) -> tuple[Any, str] | None:
+        """Return a key and its algorithm. Raises Unavailable if the keys could not be read for too long."""
+        if key_id not in self._keys or self._age > FRESH_S:
+            async with self._reading:  # who waited finds what the other one has read
+                if (key_id not in self._keys or self._age > FRESH_S) and self._clock() - self._tried_at >= RETRY_S:
+                    await self._load()
+        if self._age > FRESH_S + self._grace_s:
+            raise Unavailable("the keys of the issuer cannot be read")
+        return self._keys.get(key_id)
+
+    @property
+    def _age(self) -> float:
+        return self._clock() - self._read_at
+
+    async def _load(self) -> None:
+        self._tried_at = self._clock()
+        try:
+            self._keys = usable_keys(await self._read())
+        except Unavailable as error:
+            log.error(  # noqa: TRY400 - no defect
+                "cannot read the keys of the issuer: %s", error, extra={"action": "oauth.keys_not_read"}
+            )
+            return
+        self._read_at = self._clock()
+
+
+def usable_keys(document: bytes) -> dict[str, tuple[Any, str]]:
+    """Return the keys of a JWKS that may sign access tokens, with their algorithm. Raises Unavailable."""
+    try:
+        listed = orjson.loads(document)["keys"]
+        given = {str(each["kid"]): each for each in listed[:MAX_KEYS] if isinstance(each, dict) and each.get("kid")}
+    except (ValueError, KeyError, TypeError):
+        raise Unavailable("it is no JWKS: an object with a list `keys`") from None
+    keys = {}
+    for key_id, key in given.items():
+        algorithm = _ALGORITHM.get(str(key.get("kty")))
+        if algorithm is None or key.get("use", "sig") != "sig" or key.get("alg", algorithm) != algorithm:
+            continue
+        try:
+            keys[key_id] = _public_key(key), algorithm
+        except (jwt.exceptions.InvalidKeyError, ValueError, TypeError):
+            log.warning("a key of the issuer cannot be used", extra={"action": "oauth.key_unusable"})
+    return keys
+
+
+def _public_key(key: Mapping[str, Any]) -> Any:
+    """Return the public part of a key. Raises InvalidKeyError, ValueError, TypeError."""
+    public = {name: value for name, value in key.items() if name in ("kty", "n", "e", "crv", "x", "y")}
+    if key["kty"] == "EC":
+        if key.get("crv") != "P-256":
+            raise ValueError("ES256 needs P-256")
+        return ECAlgorithm.from_jwk(public)
+    loaded = RSAAlgorithm.from_jwk(public)
+    if loaded.key_size < _MIN_RSA_BITS:
+        raise ValueError("it is too short")
+    return loaded
+
+
+class Jwts:
+    """Finds the callers of JWTs."""
+
+    def __init__(self, options: OauthOptions, keys: Keys) -> None:
+        self.options = options
+        self._keys = keys
+
+    @staticmethod
+    def is_one(text: str) -> bool:
+        """Return whether a text has the form of a JWT, which no token of `openapi-tool tokens` has."""
+        return text.count(".") == _PARTS - 1
+
+    async def caller(self, text: str) -> Caller:
+        """Return who calls. Raises JwtRefused; Unavailable if it cannot be checked."""
+        claims = await self._claims(text)
+        project, agent = (self._id(claims, name) for name in (self.options.project_claim, self.options.agent_claim))
+        return Caller(project, agent)
+
+    async def _claims(self, text: str) -> Mapping[str, Any]:
+        if len(text) > _MAX_JWT_CHARS:
+            raise JwtRefused
+        try:
+            key_id = jwt.get_unverified_header(text).get("kid")
+            key = await self._keys.find(key_id) if isinstance(key_id, str) else None
+            if key is None:
+                raise JwtRefused
+            found: Mapping[str, Any] = jwt.decode(
+                text,
+                key[0],
+                algorithms=[key[1]],  # the key's own, whatever the token says
+                audience=self.options.audience or self.options.resource,
+                issuer=self.options.issuer,
+                leeway=_LEEWAY_S,
+                options={"require": ["exp", "iss", "aud"]},
+            )
+        except (jwt.PyJWTError, ValueError, TypeError):
+            raise JwtRefused from None
+        return found
+
+    @staticmethod
+    def _id(claims: Mapping[str, Any], name: str) -> str:
+        value = claims.get(name)
+        if not isinstance(value, str) or not is_token(value) or len(value) > MAX_AGENT_CHARS:
+            raise ClaimUnusable(
+                f"The claim {name!r} must be a text of 1 to {MAX_AGENT_CHARS} characters without blanks and `.*>`; "
+                "let the issuer add it, or name another one in gateway.oauth."
+            )
+        return value

@@ -1,0 +1,220 @@
+"""State of a gateway in NATS, shared by its replicas; limits, budgets, switches and session key with executors, too."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import asdict, replace
+from typing import Any
+
+import orjson
+from cachetools import LRUCache
+
+from openapi_tool.bootstrap import Bootstrap, scoped_key
+from openapi_tool.bus.client import BusClient
+from openapi_tool.bus.connection import connected
+from openapi_tool.bus.options import BusOptions
+from openapi_tool.bus.quota_monitor import QuotaMonitor
+from openapi_tool.bus.record_store import BUDGETS, LIMITS, RecordStore
+from openapi_tool.bus.replica_statistics import answering_stats
+from openapi_tool.bus.server_clock import ServerClock
+from openapi_tool.bus.session_key import shared_session_key
+from openapi_tool.bus.streams import replica_count
+from openapi_tool.bus.switches import SwitchMonitor
+from openapi_tool.bus.users import NatsUser
+from openapi_tool.concurrency.background import in_background
+from openapi_tool.gateway.state import TOKENS
+from openapi_tool.gateway.stored import CALLS_DAYS, CallRow
+from openapi_tool.gateway.usage import FIGURES
+from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.settings.model import but
+from openapi_tool.state.nats_kv import Bucket
+from openapi_tool.state.nats_stream import ListedKvRecords, Stream, held_messages
+from openapi_tool.state.nats_texts import PartedTexts, Patience
+from openapi_tool.state.port import ListedRecords, Records
+from openapi_tool.telemetry.health import QUOTAS, Dependency
+from openapi_tool.tools.switches import Switches
+
+_HOUR_S = 3_600
+_MIB = 2**20
+_MAX_SUMMED = 500
+"""Agents of which a process remembers sums."""
+
+TEXT_BUCKETS = {"whole": 512 * _MIB, "untaken": 64 * _MIB, "idempotent": 64 * _MIB}
+"""Buckets of texts, and how many bytes each holds at most."""
+
+CALLS = Stream(
+    "openapi_tool_gateway_calls", "openapi_tool.gateway_calls", ttl_s=CALLS_DAYS * 86_400, max_bytes=256 * _MIB
+)
+"""Stream of the rows of calls, one message each with the subject PREFIX.PROJECT.AGENT.CALL."""
+
+
+def text_bucket(name: str) -> Bucket:
+    """Return a bucket of texts, which has no TTL yet."""
+    return Bucket(f"openapi_tool_gateway_{name}", max_bytes=TEXT_BUCKETS[name], drops_oldest=True)
+
+
+TOKEN_BUCKET = Bucket(f"openapi_tool_gateway_{TOKENS}", max_bytes=64 * _MIB, max_value_bytes=64 * 1024, restricted=True)
+
+
+def gateway_bus(options: BusOptions) -> BusOptions:
+    """Return the connection of a gateway, whose replies arrive on an inbox of its own."""
+    inbox = NatsUser.GATEWAY.inbox_prefix(options.nats.inbox_prefix)
+    listed_by = f"openapi-tool nats permissions --for {NatsUser.GATEWAY}"
+    return replace(options, nats=but(options.nats, inbox_prefix=inbox), listed_by=listed_by)
+
+
+def stored_tokens(client: BusClient, replicas: int) -> ListedKvRecords:
+    """Return the records of tokens."""
+    return ListedKvRecords(client, replace(TOKEN_BUCKET, replicas=replicas))
+
+
+class NatsState:
+    """See `GatewayState`. `quotas` is the connection to the NATS of limits and budgets, which may be another one."""
+
+    def __init__(self, bootstrap: Bootstrap, client: BusClient, quotas: BusClient, replicas: int) -> None:
+        self._client, self._replicas = client, replicas
+        self._patience = Patience(client)
+        clock = ServerClock()
+        self.time = clock.time
+        limits, budgets = RecordStore(LIMITS), RecordStore(BUDGETS)
+        of_quotas = replicas if quotas is client else quotas.bus.nats.replicas or 1
+        limits.connect(quotas, of_quotas)
+        budgets.connect(quotas, of_quotas)
+        self.limits: Records = limits
+        self.budgets: Records = budgets
+        self.tokens: ListedRecords = stored_tokens(client, replicas)
+        self.rows = NatsRows(self._patience, replicas)
+        self.monitor = QuotaMonitor(quotas, clock, bootstrap.health, of_quotas)
+
+    def texts(self, bucket: str, ttl_s: float) -> PartedTexts:
+        """See `GatewayState`."""
+        return PartedTexts(self._patience, replace(text_bucket(bucket), ttl_s=ttl_s, replicas=self._replicas))
+
+    async def session_key(self) -> bytes:
+        """See `GatewayState`; it is derived from that of the executors, whose cursors differ."""
+        return scoped_key(await shared_session_key(self._client, self._replicas), "gateway")
+
+    @asynccontextmanager
+    async def operated(
+        self, name: str, use: Callable[[Switches], None], snapshot: Callable[[], Mapping[str, Any]]
+    ) -> AsyncIterator[None]:
+        """See `GatewayState`. `name` is in the snapshot. No call runs before this, so switches are read then."""
+        del name
+        switches = SwitchMonitor(self._client, use)
+        await switches.load()
+        following = in_background(switches.run(), "switches")
+        try:
+            async with answering_stats(self._client, snapshot):
+                yield
+        finally:
+            following.cancel()
+            await asyncio.wait([following])
+
+
+@asynccontextmanager
+async def open_nats_state(
+    bootstrap: Bootstrap, on_unavailable: Callable[[str], None] | None = None
+) -> AsyncIterator[NatsState]:
+    """Connect to the NATS of the settings, and to that of the quotas; wait while one is unavailable.
+
+    `on_unavailable` is told why. Raises Unavailable if TLS is required and no server offers it.
+    """
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(
+            connected(replace(gateway_bus(bootstrap.bus), on_trouble=on_unavailable))
+        )
+        quotas = client
+        if bootstrap.quotas is not None:
+            quotas = await stack.enter_async_context(connected(replace(bootstrap.quotas, on_trouble=on_unavailable)))
+        bootstrap.health.dependencies[QUOTAS] = Dependency()
+        state = NatsState(bootstrap, client, quotas, await replica_count(client, bootstrap.durable))
+        await state.monitor.check()  # sets the clock
+        monitoring = in_background(state.monitor.run(), "quotas")
+        try:
+            yield state
+        finally:
+            monitoring.cancel()
+            await asyncio.wait([monitoring])
+
+
+class _Sums:
+    """Figures of an agent's calls by hour and tool; `read_to` is the last row that was counted."""
+
+    def __init__(self, stream: object) -> None:
+        self.stream = stream
+        self.read_to = 0
+        self.hours: dict[int, dict[str, dict[str, int]]] = {}
+
+    def add(self, sequence: int, row: CallRow) -> None:
+        self.read_to = sequence
+        tools = self.hours.setdefault(int(row.at // _HOUR_S), {})
+        figures = tools.setdefault(row.tool, dict.fromkeys(FIGURES, 0))
+        added = (1, row.tokens, row.requests, row.cached, row.error_code is not None, row.truncated, row.retries)
+        for name, value in zip(FIGURES, added, strict=True):
+            figures[name] += value
+
+    def by_tool(self, since: float) -> list[dict[str, Any]]:
+        first, sums = int(since // _HOUR_S), dict[str, dict[str, int]]()
+        oldest = time.time() // _HOUR_S - CALLS_DAYS * 24
+        self.hours = {hour: tools for hour, tools in self.hours.items() if hour >= oldest}
+        for hour, tools in self.hours.items():
+            for tool, figures in tools.items() if hour >= first else ():
+                known = sums.setdefault(tool, dict.fromkeys(FIGURES, 0))
+                for name, value in figures.items():
+                    known[name] += value
+        ordered = sorted(sums.items(), key=lambda each: (-each[1]["tokens"], each[0]))
+        return [{"tool": tool, **figures} for tool, figures in ordered]
+
+
+class NatsRows:
+    """Rows of calls in a stream; see `CallRows`."""
+
+    def __init__(self, patience: Patience, replicas: int = 1) -> None:
+        self._patience, self._stream = patience, replace(CALLS, replicas=replicas)
+        self._sums: LRUCache[tuple[str, str], _Sums] = LRUCache(_MAX_SUMMED)
+        self._reading = asyncio.Lock()
+
+    async def store(self, row: CallRow) -> None:
+        """See `CallRows`."""
+        subject = f"{CALLS.prefix}.{row.project}.{row.agent}.{row.tool_call_id}"
+        with self._patience.errors():
+            await self._stream.publish(self._patience.client, subject, orjson.dumps(asdict(row)))
+
+    async def by_tool(self, project: str, agent: str, since: float) -> list[dict[str, Any]]:
+        """See `CallRows`; counts whole hours. A process reads each row once, for one request after the other."""
+        async with self._reading:
+            with self._patience.errors():
+                created = await self._stream.created(self._patience.client)
+            sums = self._sums.get((project, agent))
+            if sums is None or sums.stream != created:
+                sums = self._sums[project, agent] = _Sums(created)
+            if created is not None:
+                async with aclosing(self._rows(f"{project}.{agent}.*", sums.read_to + 1)) as rows:
+                    async for sequence, row in rows:
+                        sums.add(sequence, row)
+        return sums.by_tool(since)
+
+    async def of_project(self, project: str, call_id: str = "*") -> list[CallRow]:
+        """Return the rows of a project, or only that of one call. Raises Unavailable."""
+        with self._patience.errors():
+            if await self._stream.created(self._patience.client) is None:
+                return []
+        async with aclosing(self._rows(f"{project}.*.{call_id}", 1)) as rows:
+            return [row async for _, row in rows]
+
+    async def _rows(self, subject: str, first: int) -> AsyncGenerator[tuple[int, CallRow], None]:
+        held = held_messages(self._patience.client, CALLS.name, f"{CALLS.prefix}.{subject}", first)
+        with self._patience.errors():
+            async with aclosing(held):
+                async for each in held:
+                    yield each.sequence, _decoded(each.data)
+
+
+def _decoded(data: bytes) -> CallRow:
+    try:
+        return CallRow(**orjson.loads(data))
+    except (TypeError, ValueError):
+        raise Unavailable(f"NATS: a message in {CALLS.name} is no row of a call, or of a newer version") from None

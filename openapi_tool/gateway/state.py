@@ -1,0 +1,65 @@
+"""The port of what the processes of a gateway share; `file_state` and `nats_state` implement it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol
+
+from openapi_tool.gateway.stored import CallRow
+from openapi_tool.state.port import ListedRecords, Records, TextSets
+from openapi_tool.tools.switches import Switches
+
+LIMITS_TTL_S, BUDGETS_TTL_S = 2 * 3600, 40 * 86_400  # the second is longer than the month of a budget
+TOKENS = "tokens"
+"""Name of the bucket of tokens."""
+
+
+class CallRows(Protocol):
+    """Rows of finished calls, which are kept for 90 days; every method raises Unavailable."""
+
+    async def store(self, row: CallRow) -> None:
+        """Store a row."""
+
+    async def by_tool(self, project: str, agent: str, since: float) -> list[dict[str, Any]]:
+        """Return the figures of an agent's calls since a time, by tool, the most expensive first."""
+
+
+class GatewayState(Protocol):
+    """What the processes of a gateway share; every method raises Unavailable.
+
+    `time` returns the seconds since the epoch by which all of them count. The records of `limits` and `budgets` may be
+    shared with a kernel's executors.
+    """
+
+    time: Callable[[], float]
+
+    @property
+    def limits(self) -> Records:
+        """Records of limits, and of refused keys."""
+
+    @property
+    def budgets(self) -> Records:
+        """Records of budgets."""
+
+    @property
+    def tokens(self) -> ListedRecords:
+        """Records of tokens."""
+
+    @property
+    def rows(self) -> CallRows:
+        """Rows of calls."""
+
+    def texts(self, bucket: str, ttl_s: float) -> TextSets:
+        """Return the texts of a bucket, which expire `ttl_s` seconds after they were stored."""
+
+    async def session_key(self) -> bytes:
+        """Return the key of session identities and cursors, which the first process creates."""
+
+    def operated(
+        self, name: str, use: Callable[[Switches], None], snapshot: Callable[[], Mapping[str, Any]]
+    ) -> AbstractAsyncContextManager[None]:
+        """While the context is open pass an operator's switches to `use`, and answer requests for statistics.
+
+        `name` is that of this process. Before the switches have been read no tool may run.
+        """

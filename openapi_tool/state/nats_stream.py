@@ -1,0 +1,168 @@
+"""Messages that a stream of NATS JetStream holds, read in batches without a consumer.
+
+Whoever may create a consumer can have the server publish the messages on any subject. Servers before 2.11 know no
+batches and answer with one message at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import nats.errors
+import orjson
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js.api import DiscardPolicy, Header, StreamConfig
+from nats.js.errors import APIError, BadRequestError, NoStreamResponseError, NotFoundError
+
+from openapi_tool.bus.client import BusClient
+from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.state.nats_kv import Bucket, NatsKvRecords
+
+BATCH = 500
+_BATCH_BYTES = 4 * 2**20
+_TIMEOUT_S = 5.0
+_TRIES = 3
+_END_OF_BATCH, _NONE_FOUND = "204", "404"
+
+
+class Held(NamedTuple):
+    """A message that a stream holds."""
+
+    sequence: int
+    subject: str
+    data: bytes
+    is_deletion: bool
+    """Whether it marks a deleted key of a bucket."""
+
+
+async def held_messages(client: Client, stream: str, subject: str, first: int = 1) -> AsyncGenerator[Held, None]:
+    """Yield the messages of a subject (with wildcards) from the sequence `first`. Raises nats.errors.Error, OSError.
+
+    The stream must exist and allow direct gets. Another server of a cluster may answer, which lacks the last messages.
+    """
+    inbox = client.new_inbox()
+    replies = await client.subscribe(inbox)
+    try:
+        more = True
+        while more:
+            wanted = {"seq": first, "next_by_subj": subject, "batch": BATCH, "max_bytes": _BATCH_BYTES}
+            await client.publish(f"$JS.API.DIRECT.GET.{stream}", orjson.dumps(wanted), reply=inbox)
+            in_batch = True
+            while in_batch:
+                message = await replies.next_msg(timeout=_TIMEOUT_S)
+                headers = message.headers or {}
+                if status := headers.get(Header.STATUS):
+                    more = _goes_on(status, message)
+                    break
+                in_batch = "Nats-Num-Pending" in headers
+                held = _held(message, headers)
+                first = held.sequence + 1
+                yield held
+    finally:
+        with suppress(nats.errors.Error, OSError):
+            await replies.unsubscribe()
+
+
+def _goes_on(status: str, message: Msg) -> bool:
+    """Return whether messages follow a batch that ended with this status. Raises APIError."""
+    if status == _NONE_FOUND:
+        return False
+    headers = message.headers or {}
+    if status != _END_OF_BATCH:
+        raise APIError(code=int(status), description=headers.get(Header.DESCRIPTION, ""))
+    return headers.get("Nats-Num-Pending") != "0"
+
+
+def _held(message: Msg, headers: dict[str, str]) -> Held:
+    return Held(
+        int(headers["Nats-Sequence"]), headers["Nats-Subject"], message.data, is_deletion="KV-Operation" in headers
+    )
+
+
+class ListedKvRecords(NatsKvRecords):
+    """Records of a bucket that can be listed; they are read again only if any was written meanwhile."""
+
+    def __init__(self, client: BusClient, bucket: Bucket, timeout_s: float = 2.0) -> None:
+        super().__init__(client, bucket, timeout_s)
+        self._bus = client
+        self._listed: dict[str, bytes] = {}
+        self._listed_at: object = None
+
+    async def all(self) -> dict[str, bytes]:
+        """See `ListedRecords`."""
+        if not self._bus.is_connected:
+            raise Unavailable(": ".join(filter(None, ("NATS: no connection", self._bus.outage))))
+        with self._errors():
+            for _ in range(_TRIES):
+                jetstream = self._jetstream()
+                try:
+                    info = await jetstream.stream_info(self.bucket.stream)
+                except NotFoundError:
+                    return {}
+                state = info.state
+                mark = (info.created, state.first_seq, state.last_seq, state.messages)
+                if mark == self._listed_at:
+                    return self._listed
+                listed, seen = await self._read_all()
+                # The leader knows each confirmed write; what was read may come from a server that lags behind.
+                if not state.messages or seen >= ((await jetstream.get_last_msg(self.bucket.stream, ">")).seq or 0):
+                    self._listed, self._listed_at = listed, mark
+                    return listed
+        raise Unavailable(f"NATS: bucket {self.bucket.name} changes while it is read, or its servers differ; try again")
+
+    async def _read_all(self) -> tuple[dict[str, bytes], int]:
+        """Return the records by key, and the last sequence that was read."""
+        listed, seen, prefix = {}, 0, f"$KV.{self.bucket.name}."
+        async with aclosing(held_messages(self._client, self.bucket.stream, f"{prefix}>")) as messages:
+            async for held in messages:
+                seen = held.sequence
+                if not held.is_deletion:
+                    listed[held.subject.removeprefix(prefix)] = held.data
+        return listed, seen
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Stream of the subjects `prefix`.>, whose messages expire `ttl_s` seconds after they were stored.
+
+    Beyond `max_bytes` the oldest are removed.
+    """
+
+    name: str
+    prefix: str
+    ttl_s: float
+    max_bytes: int
+    replicas: int = 1
+
+    async def publish(self, client: BusClient, subject: str, data: bytes, timeout_s: float = 2.0) -> None:
+        """Store a message; create a missing stream. Raises nats.errors.Error, OSError."""
+        try:
+            await client.publish_to_stream(subject, data, {}, timeout_s)
+        except NoStreamResponseError:
+            await self._create(client)
+            await client.publish_to_stream(subject, data, {}, timeout_s)
+
+    async def created(self, client: BusClient) -> object:
+        """Return the time at which the stream was created, None without one. Raises nats.errors.Error, OSError."""
+        try:
+            return (await client.jetstream(timeout=_TIMEOUT_S).stream_info(self.name)).created
+        except NotFoundError:
+            return None
+
+    async def _create(self, client: BusClient) -> None:
+        config = StreamConfig(
+            name=self.name,
+            subjects=[f"{self.prefix}.>"],
+            max_age=self.ttl_s,
+            max_bytes=self.max_bytes,
+            discard=DiscardPolicy.OLD,
+            deny_delete=True,
+            allow_direct=True,
+            num_replicas=self.replicas,
+        )
+        with suppress(BadRequestError):  # another process created it first, with other options
+            await client.jetstream().add_stream(config)
