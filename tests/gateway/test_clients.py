@@ -1,4 +1,4 @@
-"""Clients of other projects on both doors: LangChain's adapters, mcpo, a client of 2025-03-26, the inspector."""
+"""Clients of other projects: LangChain's adapters, mcpo, one of 2025-03-26, the inspector; and schemathesis."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def output_of(*command: str, **environment: str) -> str:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(400):
         output, errors = await running.communicate()
     assert running.returncode == 0, errors.decode()
     return output.decode()
@@ -158,3 +158,14 @@ async def test_the_inspector_of_the_protocol_is_served(
         assert "A Fixture Article" in shown["content"][0]["text"]
     else:
         assert [tool["name"] for tool in shown["tools"]] == NAMES
+
+
+@requirement("gateway.http")
+async def test_the_operations_do_what_the_document_says(serve: Serve, tmp_path: Path) -> None:
+    schemathesis = str(program("schemathesis/bin/schemathesis"))
+    configuration = Path(__file__).parent / "schemathesis.toml"
+    async with serve() as served:
+        options = ["--max-examples", "10", "--seed", "1", "--report-dir", str(tmp_path)]
+        await output_of(
+            *(schemathesis, "--config-file", str(configuration)), "run", f"{served.url}/openapi.json", *options
+        )
