@@ -61,7 +61,7 @@ compiled: $(READY)
 # attacks with an eighth of their size.
 long: $(READY) ## CPU of a call, staged incidents, all attacks, the image from a package index
 	$(PY) -m pytest -m long tests/end_to_end/test_incidents.py tests/end_to_end/test_deployment.py \
-	  tests/performance/test_guard.py tests/hostile/test_hostile.py tests/gateway
+	  tests/performance/test_guard.py tests/hostile tests/gateway
 
 # Clients of other projects, each in an environment of its own, as some need an older `mcp`. Needs npm and a package index.
 CLIENTS := .clients
@@ -90,6 +90,7 @@ canary: $(READY) ## search every output for distinctive secrets
 # for a kernel of the older protocol: make hostile HOSTILE="--protocol v1r3"
 hostile: $(READY) ## measure the effect of each attack on another project
 	$(PY) -m tests.hostile.run $(HOSTILE)
+	$(PY) -m tests.hostile.doors
 
 # Measure the cost of a call, compared with a minimal program; for less: make bench BENCH="--profile quick"
 bench: $(READY) ## measure the cost of a call

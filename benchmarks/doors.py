@@ -201,7 +201,7 @@ def main() -> None:
                 _say(f"memory of the {name} at its start: {process.memory_info().rss / _MB:.0f} MB")
             _compare((bare, bare_port), (gateway, port), arguments.calls)
             for its_port, name in ((bare_port, "bare server"), (port, "gateway")):
-                rate, p99 = asyncio.run(_latencies(its_port, arguments.clients, 5, 5_000_000))
+                rate, p99 = asyncio.run(_latencies(its_port, arguments.clients, 3, 5_000_000))
                 _say(f"{arguments.clients} clients of the {name}: {rate:.0f} calls/s, p99 {p99 * 1000:.0f} ms")
             _idle(gateway, port)
         door(double, environment, Path(folder) / "stdio.sqlite3", arguments.calls)

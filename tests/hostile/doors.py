@@ -28,7 +28,7 @@ from openapi_tool.local.servers import free_port
 from tests.hostile.door_attacks import ATTACKS, PAGE, READ
 
 MEMORY_BYTES = 512 * 1024 * 1024
-MARGIN_S, LOG_BYTES = 0.25, 400_000
+MARGIN_S, LOG_BYTES = 0.25, 1_000_000
 _START_S, _ATTACK_S = 90.0, 120.0
 
 
