@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -25,7 +25,7 @@ ATTACKER = "127.0.0.2"
 """Address of the attacker; the victim has another one."""
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-Attack = Callable[[int, str], Awaitable[None]]
+Attack = Callable[[int, str], Coroutine[Any, Any, None]]
 
 
 @asynccontextmanager
@@ -77,7 +77,7 @@ async def _many(number: int, at_once: int, one: Callable[[int], Awaitable[None]]
 async def slow_heads(port: int, token: str) -> None:
     """Send heads byte by byte on many connections."""
 
-    async def one(_: int) -> None:
+    async def one(_index: int) -> None:
         async with connection(port) as (_, writer):
             writer.write(b"POST /mcp HTTP/1.1\r\nHost: localhost\r\nX-Slow: ")
             for _ in range(30):
@@ -91,7 +91,7 @@ async def slow_heads(port: int, token: str) -> None:
 async def slow_bodies(port: int, token: str) -> None:
     """Send nearly all of a largest body on many connections, and then byte by byte."""
 
-    async def one(_: int) -> None:
+    async def one(_index: int) -> None:
         async with connection(port) as (_, writer):
             writer.write(head(READ, token, 2**20) + b"x" * (2**20 - 100))
             for _ in range(30):
