@@ -24,7 +24,7 @@ VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := install
-.PHONY: help install demo dev test thorough compiled long chaos canary hostile fuzz bench bench-tenants mutations sizes answers pictures check lint types contracts figures docs audit sbom dist image images pinned-base lock clean
+.PHONY: help install demo dev test thorough compiled long clients chaos canary hostile fuzz bench bench-tenants mutations sizes answers pictures check lint types contracts figures docs audit sbom dist image images pinned-base lock clean
 
 # A target with `##` is in `make help`, in this order.
 help:
@@ -61,7 +61,20 @@ compiled: $(READY)
 # attacks with an eighth of their size.
 long: $(READY) ## CPU of a call, staged incidents, all attacks, the image from a package index
 	$(PY) -m pytest -m long tests/end_to_end/test_incidents.py tests/end_to_end/test_deployment.py \
-	  tests/performance/test_guard.py tests/hostile/test_hostile.py
+	  tests/performance/test_guard.py tests/hostile tests/gateway
+
+# Clients of other projects, each in an environment of its own, as some need an older `mcp`. Needs npm and a package index.
+CLIENTS := .clients
+MCP_NPM := @modelcontextprotocol
+clients: ## install MCP clients of other projects, which the tests of the gateway then use
+	mkdir -p $(CLIENTS)/node
+	npm install --no-fund --no-audit --prefix $(CLIENTS)/node node@22 $(MCP_NPM)/conformance@0.1.16 \
+	  $(MCP_NPM)/inspector@2.12.0 conformance-2026@npm:$(MCP_NPM)/conformance@0.2.0-alpha.12
+	for name in langchain mcpo mcp-2025-03-26 schemathesis; do $(PYTHON) -m venv $(CLIENTS)/$$name || exit 1; done
+	$(CLIENTS)/langchain/bin/pip install --quiet langchain-mcp-adapters==0.3.2 "mcp<2"
+	$(CLIENTS)/mcpo/bin/pip install --quiet mcpo==0.0.20 "mcp<2" fastapi==0.116.1
+	$(CLIENTS)/mcp-2025-03-26/bin/pip install --quiet mcp==1.9.4 pydantic==2.11.7
+	$(CLIENTS)/schemathesis/bin/pip install --quiet schemathesis==4.32.5
 
 # Ten minutes of faults; for a shorter run: make chaos CHAOS="--calls 1000 --seed 4"; for partial failures:
 # make chaos CHAOS="--profile cluster" (or failover, failover-hosts, pgbouncer, clocks, admin, files, limits, shape); for
@@ -77,6 +90,7 @@ canary: $(READY) ## search every output for distinctive secrets
 # for a kernel of the older protocol: make hostile HOSTILE="--protocol v1r3"
 hostile: $(READY) ## measure the effect of each attack on another project
 	$(PY) -m tests.hostile.run $(HOSTILE)
+	$(PY) -m tests.hostile.doors
 
 # Measure the cost of a call, compared with a minimal program; for less: make bench BENCH="--profile quick"
 bench: $(READY) ## measure the cost of a call

@@ -82,7 +82,8 @@ class _Client:
         self.request("tools/call", {"name": "jina_read", "arguments": {"url": url}})
 
 
-def _door(double: UpstreamDouble, environment: Mapping[str, str], state: Path, calls: int) -> None:
+def door(double: UpstreamDouble, environment: Mapping[str, str], state: Path, calls: int) -> None:
+    """Measure the MCP door over standard input and output."""
     began = time.monotonic()
     module = ["-m", "openapi_tool.local.door_server", "mcp", "--upstream-port", str(double.port), "--state", str(state)]
     with subprocess.Popen(  # noqa: S603 - the interpreter
@@ -145,7 +146,7 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=300)
     calls = parser.parse_args().calls
     with TemporaryDirectory() as folder, double_of(Path(folder)) as (double, environment):
-        _door(double, environment, Path(folder) / "state.sqlite3", calls)
+        door(double, environment, Path(folder) / "state.sqlite3", calls)
         asyncio.run(_engine(double, environment, calls))
 
 

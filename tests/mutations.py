@@ -657,8 +657,8 @@ GATEWAY = (
     ),
     Mutation(
         "gateway/calls.py",
-        "if caller.may_call(tool.name) and permitted(caller.project_id, tool.definition.built_in)",
-        "if caller.may_call(tool.name)",
+        "return caller.may_call(tool.name) and permitted(caller.project_id, tool.definition.built_in)",
+        "return caller.may_call(tool.name)",
         "tests/gateway/test_mcp.py::test_a_caller_sees_and_calls_what_its_project_may_use",
     ),
     Mutation(
@@ -756,6 +756,18 @@ GATEWAY = (
         "        self._check_origin(headers)\n",
         "",
         "tests/gateway/test_access.py::test_a_web_page_of_a_foreign_origin_may_not_call",
+    ),
+    Mutation(
+        "gateway/calls.py",
+        "if tool is None or not self._offers(caller, tool):",
+        "if tool is None:",
+        "tests/gateway/test_mcp.py::test_a_caller_sees_and_calls_what_its_project_may_use",
+    ),
+    Mutation(
+        "http/access.py",
+        "            held += size\n",
+        "",
+        "tests/gateway/test_access.py::test_the_bodies_of_one_token_take_bounded_memory_and_leave_room_for_others",
     ),
     Mutation(
         "http/access.py",

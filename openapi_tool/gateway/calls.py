@@ -179,12 +179,11 @@ class Gateway:
 
     def tools_of(self, caller: Caller) -> list[GatewayTool]:
         """Return the tools that a caller may use."""
+        return [tool for tool in self._tools.values() if self._offers(caller, tool)]
+
+    def _offers(self, caller: Caller, tool: GatewayTool) -> bool:
         permitted = self._policy().permits_in
-        return [
-            tool
-            for tool in self._tools.values()
-            if caller.may_call(tool.name) and permitted(caller.project_id, tool.definition.built_in)
-        ]
+        return caller.may_call(tool.name) and permitted(caller.project_id, tool.definition.built_in)
 
     @property
     def tools(self) -> list[GatewayTool]:
@@ -225,8 +224,8 @@ class Gateway:
 
         If it is cancelled, the call is stopped in the background.
         """
-        tool = next((tool for tool in self.tools_of(caller) if tool.name == name), None)
-        if tool is None:
+        tool = self._tools.get(name)
+        if tool is None or not self._offers(caller, tool):
             return Answer(self._no_such_tool(caller, name))
         running = RunningCall(caller, tool, arguments or {})
         started(running)

@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from ipaddress import IPv6Address, ip_address, ip_network
@@ -32,6 +33,10 @@ log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 2**20
 """Four times the largest arguments."""
+
+MAX_TOKENS_BODIES, MAX_BODIES = 16 * 2**20, 64 * 2**20
+"""Bytes of the bodies of requests that are received or run, of one token and in all; parsed they take several times as
+much memory."""
 
 FAILED_TRIES, FAILED_TRIES_S = 20, 60.0
 """Wrong tokens of one address in this time, after which further ones are not answered as such."""
@@ -97,6 +102,7 @@ class Access:
         self._open_to_all = open_to_all
         self._failed = FailedTries()
         self._running: Counter[str] = Counter()
+        self._bodies: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -133,8 +139,23 @@ class Access:
                 close=True,
             )
         self._running[entry.counted_as] += 1
+        held = 0
+
+        def hold(size: int) -> None:
+            nonlocal held
+            if self._bodies[entry.counted_as] + size > MAX_TOKENS_BODIES or self._bodies.total() + size > MAX_BODIES:
+                raise Problem(
+                    HTTPStatus.TOO_MANY_REQUESTS,
+                    "rate_limited",
+                    "The bodies of running requests are too large together; call again in a few seconds, with less.",
+                    headers={"Retry-After": "2"},
+                    close=True,
+                )
+            self._bodies[entry.counted_as] += size
+            held += size
+
         try:
-            body = await read_body(headers, receive)
+            body = await read_body(headers, receive, hold)
             if body is None:
                 return  # the client is gone
             connection.received()
@@ -142,8 +163,9 @@ class Access:
             await self._app(scope, _with_body(body, receive), send)
         finally:
             self._running[entry.counted_as] -= 1
+            self._bodies[entry.counted_as] -= held
             if not self._running[entry.counted_as]:
-                del self._running[entry.counted_as]
+                del self._running[entry.counted_as], self._bodies[entry.counted_as]
 
     def _check_host(self, headers: Headers) -> None:
         given = headers.getlist("host")
@@ -265,8 +287,11 @@ def _unchecked(what: str) -> Problem:
     )
 
 
-async def read_body(headers: Headers, receive: Receive) -> bytes | None:
-    """Return the body of a request, None if its client is gone. Raises Problem if it is too large."""
+async def read_body(headers: Headers, receive: Receive, hold: Callable[[int], None]) -> bytes | None:
+    """Return the body of a request, None if its client is gone. Raises Problem if it is too large.
+
+    `hold` gets the size of each part before it is kept, and may raise.
+    """
     declared = headers.get("content-length", "0")
     body, received, too_large = bytearray(), 0, declared.isdigit() and int(declared) > MAX_BODY_BYTES
     while True:
@@ -276,6 +301,7 @@ async def read_body(headers: Headers, receive: Receive) -> bytes | None:
         received += len(message.get("body", b""))
         too_large = too_large or received > MAX_BODY_BYTES
         if not too_large:
+            hold(len(message.get("body", b"")))
             body += message.get("body", b"")
         if not message.get("more_body", False) or received > _DISCARDED_BYTES:
             break

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from typing import Any
 
 from openapi_tool import __version__
 from openapi_tool.gateway.results import STRUCTURE
 from openapi_tool.gateway.tools import GatewayTool
 from openapi_tool.http.problems import PROBLEM_TYPE, STATUS_OF_CODE
+from openapi_tool.http.strict import strict_schema
 
 _JSON_TYPE = "application/json"
 _PROBLEM: Mapping[str, Any] = {
@@ -24,6 +26,20 @@ _PROBLEM: Mapping[str, Any] = {
     },
     "required": ["type", "title", "status", "detail", "code"],
 }
+
+_STATUSES = sorted(
+    {
+        str(int(status))
+        for status in (
+            *STATUS_OF_CODE.values(),
+            HTTPStatus.UNAUTHORIZED,
+            HTTPStatus.CONFLICT,
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+        )
+    }
+)
+"""Statuses of problems that a client should know."""
 
 
 def document(tools: Sequence[GatewayTool], server_url: str) -> dict[str, Any]:
@@ -41,6 +57,7 @@ def document(tools: Sequence[GatewayTool], server_url: str) -> dict[str, Any]:
         "components": {
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
             "schemas": {"Result": dict(STRUCTURE), "Problem": dict(_PROBLEM)},
+            "responses": {"Problem": _response("Why there is no result.", PROBLEM_TYPE, "Problem")},
         },
     }
 
@@ -50,10 +67,10 @@ def _operation(tool: GatewayTool) -> dict[str, Any]:
         "operationId": tool.name,
         "summary": tool.shown.title,
         "description": tool.shown.description,
-        "requestBody": {"required": True, "content": {_JSON_TYPE: {"schema": dict(tool.shown.parameters)}}},
+        "requestBody": {"required": True, "content": {_JSON_TYPE: {"schema": strict_schema(tool)}}},
         "responses": {
             "200": _response("The result: a text for a model, and what is known of it.", _JSON_TYPE, "Result"),
-            "default": _response("Why there is no result.", PROBLEM_TYPE, "Problem"),
+            **{status: {"$ref": "#/components/responses/Problem"} for status in (*_STATUSES, "default")},
         },
     }
 

@@ -19,6 +19,9 @@ from mcp_types import (
     ListToolsResult,
     PaginatedRequestParams,
     RequestId,
+    SubscriptionFilter,
+    SubscriptionsListenRequestParams,
+    SubscriptionsListenResult,
 )
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
@@ -69,7 +72,7 @@ class McpServer:
             instructions=system_role(shown) if shown else None,
             on_list_tools=self._list_tools,
             on_call_tool=self._call_tool,
-            on_subscriptions_listen=self._listeners,
+            on_subscriptions_listen=self._listen,
             get_tool_input_schema=self._schema_of,
         )
 
@@ -87,6 +90,11 @@ class McpServer:
     def end_subscriptions(self) -> None:
         """End the open streams of clients that subscribed, as the server is about to stop."""
         self._listeners.close()
+
+    async def _listen(self, context: Context, params: SubscriptionsListenRequestParams) -> SubscriptionsListenResult:
+        """Serve a subscription to what can change, the tools: a filter of a megabyte is neither kept nor sent back."""
+        tools_alone = SubscriptionFilter(tools_list_changed=params.notifications.tools_list_changed)
+        return await self._listeners(context, params.model_copy(update={"notifications": tools_alone}))
 
     async def _list_tools(self, context: Context, params: PaginatedRequestParams | None) -> ListToolsResult:
         del params  # all tools are one page

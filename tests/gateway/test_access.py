@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 
 import pytest
 
-from openapi_tool.http import connections
+from openapi_tool.http import access, connections
 from openapi_tool.http.access import MAX_BODY_BYTES
 from openapi_tool.local.stack import UpstreamDouble
 from tests.gateway.conftest import PAGE, Serve, until
 from tests.gateway.test_http import READ, raw, sent
 from tests.requirements import requirement
 
+JSON = "application/json"
 PREFLIGHT = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
 
 
@@ -189,6 +190,78 @@ async def test_one_token_has_a_bounded_number_of_requests(serve: Serve, double: 
             answers = await asyncio.gather(*calls)
         assert sorted(answer.status_code for answer in answers) == [200] * 4 + [429] * 4
         assert {answer.headers["retry-after"] for answer in answers if answer.status_code == 429} == {"2"}
+
+
+@requirement("gateway.access")
+async def test_the_bodies_of_one_token_take_bounded_memory_and_leave_room_for_others(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access, "MAX_TOKENS_BODIES", 4 * MAX_BODY_BYTES)
+    async with serve() as served:
+        holding, quiet = await served.token("p", "a"), await served.token("p", "b")
+        head = f"POST {READ} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {holding}\r\n"
+        body = f"Content-Length: {MAX_BODY_BYTES}\r\n\r\n".encode() + b" " * (MAX_BODY_BYTES - 1)
+        async with AsyncExitStack() as stack:
+            streams = [await stack.enter_async_context(raw(served)) for _ in range(8)]
+            for _, writer in streams:
+                writer.write(head.encode() + body)
+                with suppress(ConnectionError):
+                    await writer.drain()
+            answers = [asyncio.create_task(reader.readline()) for reader, _ in streams]
+            await until(lambda: sum(answer.done() for answer in answers) >= 4)
+            assert sum(answer.done() and answer.result().startswith(b"HTTP/1.1 429") for answer in answers) == 4
+            async with served.client(quiet) as client:
+                large = await client.post(READ, content=b" " * MAX_BODY_BYTES, headers={"Content-Type": JSON})
+                assert large.status_code == 400  # it was read
+            for answer in answers:
+                answer.cancel()
+        async with served.client(holding) as client:
+            await asyncio.sleep(0.2)
+            large = await client.post(READ, content=b" " * MAX_BODY_BYTES, headers={"Content-Type": JSON})
+            assert large.status_code == 400
+
+
+@requirement("gateway.access", "gateway.tokens")
+async def test_wrong_tokens_do_not_lock_a_right_one_out_whatever_its_address(serve: Serve) -> None:
+    async with serve() as served:
+        token = await served.token()
+
+        async def status(address: str, given: str) -> int:
+            reader, writer = await asyncio.open_connection("127.0.0.1", served.port, local_addr=(address, 0))
+            head = f"GET /v1/tools HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {given}\r\n\r\n"
+            writer.write(head.encode())
+            line = await reader.readline()
+            writer.transport.abort()
+            return int(line.split()[1])
+
+        guesses = [f"oat_{number:012x}_{'f' * 64}" for number in range(100)]
+        assert {await status("127.0.0.2", guess) for guess in guesses} == {401, 429}
+        assert await status("127.0.0.2", guesses[0]) == 429
+        assert await status("127.0.0.2", token) == 200
+        assert await status("127.0.0.1", guesses[0]) == 401  # another address has tries of its own
+        assert await status("127.0.0.1", token) == 200
+
+
+@requirement("gateway.access")
+@pytest.mark.parametrize("header", ["Idempotency-Key", "X-Agent-Id", "Mcp-Method", "Origin", "Authorization"])
+async def test_no_header_of_a_request_becomes_one_of_the_response(serve: Serve, header: str) -> None:
+    body = b'{"url": "' + PAGE.encode() + b'"}'
+    async with serve() as served:
+        token = await served.token(any_agent=True)
+        for value in (
+            b"a\rX-Injected: 1",
+            b"a\n\nX-Injected: 1",
+            b"a%0d%0aX-Injected: 1",
+            b"\xc4\x8d\xc4\x8aX-Injected: 1",
+        ):
+            lines = (
+                f"POST {READ} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\nContent-Type: {JSON}\r\n"
+                f"Content-Length: {len(body)}\r\nConnection: close\r\n{header}: "
+            )
+            answer = await sent(served, lines.encode() + value + b"\r\n\r\n" + body)
+            head = answer.partition(b"\r\n\r\n")[0]
+            assert answer.startswith(b"HTTP/1.1 "), answer[:300]
+            assert b"x-injected" not in head.lower(), head
 
 
 @requirement("gateway.access")

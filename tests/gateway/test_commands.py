@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 from openapi_tool.cli import app
 from openapi_tool.gateway.calls import Gateway
-from openapi_tool.gateway.quotas import budget_records
+from openapi_tool.gateway.state import BUDGETS_TTL_S
 from openapi_tool.local.stack import UpstreamDouble
 from openapi_tool.options.budgets import BudgetOptions
 from openapi_tool.protocol.errors import Unavailable
@@ -96,7 +96,7 @@ async def test_usage_shows_requests_of_a_process_that_died_in_a_column_of_their_
         await gateway.call(ME, "jina_read", {"url": PAGE})
     options = BudgetOptions(project_day_tokens=1_000_000)
     async with aclosing(StateFile.open(state)) as file:
-        died = Budgets("died", options, budget_records(file), time.time, lambda: 1.0)
+        died = Budgets("died", options, file.records("budgets", BUDGETS_TTL_S), time.time, lambda: 1.0)
         charge = died.charge(Spender(ME.project_id, ME.agent_id, "s", "jina_read"))
         assert charge is not None
         await charge.reserve(3_000, Deadline.after(5))  # and is killed

@@ -7,9 +7,11 @@ import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema_rs
 import pytest
 
 from openapi_tool.gateway.tokens import StoredTokens
@@ -18,6 +20,7 @@ from openapi_tool.http.problems import STATUS_OF_CODE
 from openapi_tool.local.stack import UpstreamDouble
 from openapi_tool.protocol import errors
 from tests.gateway.conftest import PAGE, Serve, Served, until
+from tests.gateway.test_mcp import CUSTOM
 from tests.requirements import requirement
 
 READ = "/v1/tools/jina_read"
@@ -141,7 +144,75 @@ async def test_the_document_names_operations_and_their_schemas(serve: Serve) -> 
     }
     for operation in operations.values():
         schema = operation["requestBody"]["content"]["application/json"]["schema"]
-        assert schema == tools[operation["operationId"]]["parameters"]
+        shown = tools[operation["operationId"]]["parameters"]
+        assert list(schema["properties"]) == list(shown["properties"])
+        assert schema.get("required") == shown.get("required")
+        assert {"400", "401", "402", "404", "413", "422", "429", "502", "504"} < operation["responses"].keys()
+
+
+ACCEPTED: list[tuple[str, dict[str, Any]]] = [
+    ("jina_read", {"url": "https://example.com"}),
+    ("jina_read", {"url": "http://sub.example-site.co.uk:8080/a_(b)?q=a%20b&c=[1]#part", "timeout": 20}),
+    ("jina_read", {"url": "https://bücher.example/straße"}),
+    ("jina_read", {"url": "https://例え.example/"}),
+    ("jina_read", {"url": "https://8.8.8.8/"}),
+    ("jina_read_many", {"urls": ["https://example.com/a", "https://example.com/b"]}),
+    ("jina_search", {"query": "x", "site": ["example.com"], "after": "2024-02-29", "language": "zh-cn"}),
+]
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    ("jina_read", {}),
+    ("jina_read", {"url": "ftp://example.com"}),
+    ("jina_read", {"url": "https://a b.example/"}),
+    ("jina_read", {"url": "https://user@example.com/"}),
+    ("jina_read", {"url": "https://1.2.3.256/"}),
+    ("jina_read", {"url": "https://example.com", "cursor": "c"}),
+    ("jina_read", {"url": "https://example.com", "find": "x"}),
+    ("jina_read", {"url": "https://example.com", "question": "what"}),
+    ("jina_read", {"cursor": "c", "find": "x", "question": "what"}),
+    ("jina_search", {"query": "x", "after": "2023-02-29"}),
+    ("jina_search", {"query": "x", "site": ["a b"]}),
+    ("jina_search", {"query": "x", "exclude_sites": ["a,b"]}),
+    ("jina_search", {"query": "x", "title_words": [" "]}),
+    ("jina_search", {"query": "x", "language": "   "}),
+]
+
+
+@requirement("gateway.http")
+async def test_the_document_says_what_the_checks_refuse(serve: Serve, double: UpstreamDouble) -> None:
+    async with serve() as served, served.client() as client:
+        document = (await client.get("/openapi.json")).json()
+        for name, arguments in [*ACCEPTED, *REFUSED]:
+            operation = document["paths"][f"/v1/tools/{name}"]["post"]
+            schema = operation["requestBody"]["content"]["application/json"]["schema"]
+            valid = jsonschema_rs.Draft202012Validator(schema, validate_formats=True).is_valid(arguments)
+            answer = await client.post(f"/v1/tools/{name}", json=arguments)
+            assert (valid, answer.status_code) == ((True, 200) if (name, arguments) in ACCEPTED else (False, 400)), (
+                arguments,
+                answer.text,
+            )
+
+
+@requirement("gateway.http")
+async def test_the_document_leaves_rules_of_a_definition_as_they_are(serve: Serve, tmp_path: Path) -> None:
+    rule = "{type: string, pattern: '^https://docs[.]', default: 'https://docs.example.com/'}"
+    definition = (
+        CUSTOM.replace("{type: string}", "{type: string, enum: [a, b]}")
+        + "---"
+        + CUSTOM.replace("docs.search", "docs.read")
+        .replace("jina.search", "jina.read")
+        .replace("mode: search", "mode: reader")
+        .replace("[query]", "[url]")
+        .replace("query: {type: string}", f"url: {rule}")
+        .replace("  args:\n    defaults: {count: 3}\n    fixed: {site: example.org}\n", "")
+    )
+    (tmp_path / "docs.yaml").write_text(definition)
+    async with serve(tools=tmp_path) as served, served.client() as client:
+        document = (await client.get("/openapi.json")).json()
+        shown = {tool["name"]: tool["parameters"] for tool in (await client.get("/v1/tools")).json()["tools"]}
+    assert len(shown) == 2
+    for name, parameters in shown.items():
+        operation = document["paths"][f"/v1/tools/{name}"]["post"]
+        assert operation["requestBody"]["content"]["application/json"]["schema"] == parameters
 
 
 @requirement("gateway.tokens")

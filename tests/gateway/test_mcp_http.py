@@ -36,6 +36,23 @@ async def connected(
             yield client
 
 
+def modern_message(method: str, params: dict[str, Any]) -> tuple[bytes, dict[str, str]]:
+    """Return body and headers of a request of a client of today."""
+    meta = {
+        "io.modelcontextprotocol/protocolVersion": MODERN,
+        "io.modelcontextprotocol/clientInfo": {"name": "raw", "version": "1"},
+        "io.modelcontextprotocol/clientCapabilities": {},
+    }
+    message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params | {"_meta": meta}}
+    headers = {
+        "Content-Type": "application/json",
+        "Accept": "application/json, text/event-stream",
+        "MCP-Protocol-Version": MODERN,
+        "Mcp-Method": method,
+    }
+    return json.dumps(message).encode(), headers
+
+
 def modern_call(name: str, arguments: dict[str, Any], token: str = "") -> bytes:
     """Return the request of a client of today as bytes."""
     meta = {
@@ -100,6 +117,22 @@ async def test_many_clients_of_either_era_are_served_at_once(serve: Serve, era: 
                 assert not result.is_error, text_of(result)
 
         await asyncio.gather(*map(one, range(10)))
+
+
+@requirement("gateway.mcp", "gateway.access")
+async def test_a_subscription_to_what_is_not_offered_is_neither_kept_nor_sent_back(serve: Serve) -> None:
+    wanted = {"toolsListChanged": True, "promptsListChanged": True, "resourceSubscriptions": ["test://a"] * 1_000}
+    body, headers = modern_message("subscriptions/listen", {"notifications": wanted})
+    async with (
+        asyncio.timeout(20),
+        serve() as served,
+        served.client() as client,
+        client.stream("POST", "/mcp", content=body, headers=headers) as answer,
+    ):
+        data = await anext(line async for line in answer.aiter_lines() if line.startswith("data: {"))
+    acknowledged = json.loads(data.removeprefix("data: "))
+    assert acknowledged["method"] == "notifications/subscriptions/acknowledged"
+    assert acknowledged["params"]["notifications"] == {"toolsListChanged": True}
 
 
 @requirement("gateway.mcp", "mcp.progress")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import signal
 import sqlite3
 import subprocess
@@ -423,27 +422,3 @@ def test_a_client_that_reads_nothing_takes_bounded_memory_and_loses_no_result(
         answers = [client.answer(client.call("jina_read", {"url": f"{PAGE}?{number}"})) for number in range(60, 80)]
         assert all(answer["result"]["isError"] is False for answer in answers)
         assert len(double.requests()) < 20
-
-
-@requirement("mcp.eras")
-@pytest.mark.parametrize("method", ["tools/list", "tools/call"])
-def test_the_inspector_of_the_protocol_is_served(
-    double: UpstreamDouble, environment: dict[str, str], tmp_path: Path, method: str
-) -> None:
-    inspector = shutil.which("mcp-inspector")
-    if inspector is None:
-        pytest.skip("there is no mcp-inspector: npm install --global @modelcontextprotocol/inspector")
-    call = ["--tool-name", "jina_read", "--tool-arg", f"url={PAGE}"] if method == "tools/call" else []
-    done = subprocess.run(  # noqa: S603 - the inspector
-        [inspector, "--cli", *command(double, tmp_path / "s"), "--method", method, *call],
-        env={**os.environ, **environment},
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    shown = json.loads(done.stdout)
-    if method == "tools/call":
-        assert "A Fixture Article" in shown["content"][0]["text"]
-    else:
-        assert len(shown["tools"]) == 4

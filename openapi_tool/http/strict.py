@@ -1,0 +1,69 @@
+"""Schemas as strict as the checks, for OpenAPI, whose clients may take a schema at its word.
+
+What a model reads stays short: it is told the rest by the error of a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from openapi_tool.gateway.tools import GatewayTool
+from openapi_tool.protocol.jsontext import JsonObject, JsonValue, object_at
+
+_LETTERS = "A-Za-zß-öø-ƿα-ωа-яא-ת\u0620-\u064aก-ฮअ-हぁ-ゖァ-ヺ一-鿿가-힣"
+"""Letters of most scripts for host names; the server accepts some more."""
+
+_LABEL = f"[0-9{_LETTERS}](?:[0-9{_LETTERS}]|-[0-9{_LETTERS}]){{0,30}}"
+_OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+_ADDRESS = (
+    rf"^https?://(?:(?:{_LABEL}\.){{1,4}}[{_LETTERS}]{{2,30}}|{_OCTET}(?:\.{_OCTET}){{3}})(?::[1-9][0-9]{{0,3}})?"
+    rf"(?:[/?#][!-\[\]-~{_LETTERS}]*)?$"
+)
+_SITE: Mapping[str, JsonValue] = {"pattern": r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$", "maxLength": 2_000}
+_NOT_BLANK: Mapping[str, JsonValue] = {"pattern": r"\S"}
+_RULES: Mapping[str, Mapping[str, JsonValue]] = {
+    "url": {"pattern": _ADDRESS},
+    "urls": {"pattern": _ADDRESS},
+    "site": _SITE,
+    "exclude_sites": _SITE,
+    "title_words": {**_NOT_BLANK, "maxLength": 2_000},
+    "after": {"format": "date"},
+    "language": _NOT_BLANK,
+    "country": _NOT_BLANK,
+    "location": _NOT_BLANK,
+    "file_type": _NOT_BLANK,
+    "cursor": _NOT_BLANK,
+    "find": _NOT_BLANK,
+    "question": {"pattern": r"[0-9A-Za-z]{3}"},  # a word to look for
+    "timeout": {"minimum": 1},  # with less every page is late
+}
+"""Rules in addition to those that a model is shown; of a list for each of its texts."""
+
+
+def strict_schema(tool: GatewayTool) -> JsonObject:
+    """Return the schema of a tool's arguments, with all that its checks demand and JSON Schema can say."""
+    shown = tool.shown.parameters
+    properties = object_at(shown, "properties")
+    known = tool.definition.built_in.arguments.model_fields
+    schema: JsonObject = dict(shown) | {
+        "properties": {name: _stricter(name, rule) if name in known else rule for name, rule in properties.items()}
+    }
+    if {"url", "cursor"} <= properties.keys():
+        schema["oneOf"] = [{"required": ["url"]}, {"required": ["cursor"]}]
+    searches = [name for name in ("find", "question") if name in properties]
+    if searches and "cursor" in properties:
+        needed: JsonObject = {name: ["cursor"] for name in searches}
+        schema["dependentRequired"] = needed
+    if len(searches) > 1:
+        schema["not"] = {"required": [*searches]}
+    return schema
+
+
+def _stricter(name: str, rule: JsonValue) -> JsonValue:
+    """Return the rule of an argument; one with a choice, a default or a pattern of the definition's own is kept."""
+    more = _RULES.get(name)
+    if more is None or not isinstance(rule, dict) or {"enum", "const", "default"} & rule.keys():
+        return rule
+    if rule.get("type") == "array":
+        return rule | {"items": _stricter(name, rule.get("items"))}
+    return rule if rule.get("pattern") not in (None, r"\S") else {**rule, **more}
