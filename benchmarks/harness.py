@@ -32,7 +32,7 @@ from benchmarks import floor
 from benchmarks.double import USUAL, Behaviour, unique_query
 from benchmarks.without import PART_VARIABLE
 from openapi_tool.bootstrap import NAME as EXECUTOR
-from openapi_tool.bus.replica_statistics import gather_stats
+from openapi_tool.kernel.jetstream.replica_statistics import gather_stats
 from openapi_tool.local.caller import WORKER_TARGET, Caller, prepare_database
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.guard import Guard

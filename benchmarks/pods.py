@@ -24,12 +24,12 @@ from nats.aio.client import Client
 
 from benchmarks.harness import CONNECTIONS, Harness
 from benchmarks.measure import cpu_seconds
-from openapi_tool.bus.client import BusClient
-from openapi_tool.bus.consumer import CommandConsumer
-from openapi_tool.bus.dead_letters import DeadLetters
-from openapi_tool.bus.options import ConsumerOptions, DurableOptions, NatsOptions
-from openapi_tool.bus.streams import ensure_durable
+from openapi_tool.kernel.jetstream.consumer import CommandConsumer
+from openapi_tool.kernel.jetstream.dead_letters import DeadLetters
+from openapi_tool.kernel.jetstream.streams import ensure_durable
 from openapi_tool.local.placed_call import VERSION
+from openapi_tool.nats_client.client import BusClient
+from openapi_tool.nats_client.options import ConsumerOptions, DurableOptions, NatsOptions
 from openapi_tool.options.executor import ExecutorOptions
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.settlement import Acknowledge, Settlement

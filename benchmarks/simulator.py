@@ -18,11 +18,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from openapi_tool.bus.hand_back import HandBackDelays
-from openapi_tool.bus.held import Held
-from openapi_tool.bus.intake import MIN_LOOK_AHEAD
-from openapi_tool.bus.pull_consumer import JITTER, PAUSE_S
-from openapi_tool.bus.scheduler import FairScheduler
+from openapi_tool.kernel.jetstream.hand_back import HandBackDelays
+from openapi_tool.kernel.jetstream.held import Held
+from openapi_tool.kernel.jetstream.intake import MIN_LOOK_AHEAD
+from openapi_tool.kernel.jetstream.pull_consumer import JITTER, PAUSE_S
+from openapi_tool.kernel.jetstream.scheduler import FairScheduler
 from openapi_tool.protocol.projects import AgentKey
 
 _CALL_S = 1.0

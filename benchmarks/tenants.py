@@ -42,8 +42,8 @@ from benchmarks.world import (
     World,
     between,
 )
-from openapi_tool.bus.leases import BUCKET
-from openapi_tool.bus.record_store import LIMITS
+from openapi_tool.kernel.jetstream.leases import BUCKET
+from openapi_tool.kernel.jetstream.record_store import LIMITS
 from openapi_tool.local.executor import ExecutorProcess
 
 Act = Callable[["World", list[ExecutorProcess]], Awaitable[None]]

@@ -17,7 +17,7 @@ _FEWEST_FILES = 32
 
 PINNED = {
     "aiohttp": ("aiohttp", "3.14"),  # jina/connections.py
-    "nats-py": ("nats-py[nkeys]", "2.16"),  # bus/client.py
+    "nats-py": ("nats-py[nkeys]", "2.16"),  # nats_client/client.py
 }
 """Requirement and minor version of each dependency whose private names a module uses."""
 

@@ -12,17 +12,17 @@ from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from openapi_tool.bus.login import file_problems
-from openapi_tool.bus.options import BusOptions, DurableOptions
-from openapi_tool.bus.users import NatsUser
-from openapi_tool.executor.pagination import Pagination
-from openapi_tool.executor.ports import Artifacts
-from openapi_tool.executor.runner import RunnerOptions, ToolRunner
+from openapi_tool.engine.pagination import Pagination
+from openapi_tool.engine.ports import Artifacts
+from openapi_tool.engine.runner import RunnerOptions, ToolRunner
 from openapi_tool.isolation.service import Isolation
 from openapi_tool.jina.backend import JinaBackend, JinaBackendOptions
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.egress import EgressTransport, tls_context
 from openapi_tool.jina.retries import Sleep
+from openapi_tool.nats_client.login import file_problems
+from openapi_tool.nats_client.options import BusOptions, DurableOptions
+from openapi_tool.nats_client.users import NatsUser
 from openapi_tool.options.postgres import PoolOptions
 from openapi_tool.protocol.dialect import dialect_of
 from openapi_tool.protocol.subjects import command_filter

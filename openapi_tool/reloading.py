@@ -10,7 +10,7 @@ from pathlib import Path
 
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap
 from openapi_tool.concurrency.background import repeat
-from openapi_tool.executor.runner import ToolRunner
+from openapi_tool.engine.runner import ToolRunner
 from openapi_tool.quotas.options import LimitOptions
 from openapi_tool.settings import CONFIG_VARIABLE, Settings, SettingsError
 from openapi_tool.tools.policy import Policy

@@ -14,9 +14,8 @@ from typing import Any, cast
 import httpx
 from pydantic import SecretStr
 
-from openapi_tool.call import Call
-from openapi_tool.executor.pagination import Pagination
-from openapi_tool.executor.ports import Kernel
+from openapi_tool.engine.call import Call
+from openapi_tool.engine.pagination import Pagination
 from openapi_tool.isolation.pool import WorkerPool
 from openapi_tool.isolation.service import Isolation
 from openapi_tool.jina.backend import JinaBackend, JinaBackendOptions
@@ -24,6 +23,7 @@ from openapi_tool.jina.byte_semaphore import ByteSemaphore, RequestContext, Resp
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.options import CacheOptions, EgressOptions, RetryOptions
 from openapi_tool.jina.url_policy import UrlPolicy
+from openapi_tool.kernel.pipeline.ports import Kernel
 from openapi_tool.options.tools import ToolOptions
 from openapi_tool.protocol.cards import StoredText
 from openapi_tool.protocol.identity import CallIdentity

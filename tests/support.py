@@ -26,8 +26,7 @@ import yaml
 from nats.js.errors import NotFoundError
 from pydantic import SecretStr
 
-from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
-from openapi_tool.call import Call
+from openapi_tool.engine.call import Call
 from openapi_tool.jina import content
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.client import JinaClient
@@ -36,7 +35,8 @@ from openapi_tool.jina.egress import EgressTransport
 from openapi_tool.jina.failures import NO_SECRETS, ONCE, SOME
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.jina.response import Expected, UpstreamResult
-from openapi_tool.kernel.privileges import grant_statements, quoted_role
+from openapi_tool.kernel.jetstream.dead_letters import STREAM as DEAD_LETTERS
+from openapi_tool.kernel.postgres.privileges import grant_statements, quoted_role
 from openapi_tool.local.caller import Caller
 from openapi_tool.local.recordings import error_classes
 from openapi_tool.local.servers import USER, NatsServer, PostgresServer, _environment

@@ -16,16 +16,16 @@ import orjson
 import typer
 
 from openapi_tool.bootstrap import NAME, build_bootstrap
-from openapi_tool.bus.options import BusOptions, NatsOptions
 from openapi_tool.cli.kernel import connected_once
 from openapi_tool.cli.output import INTERRUPTED, fail, is_terminal, json_default, print_status
 from openapi_tool.concurrency.cancellation import interruptible
 from openapi_tool.environment import DEFAULT_AUTH_ENV, DEV_VARIABLE
-from openapi_tool.kernel.failures import located, translate_connection_errors
+from openapi_tool.kernel.postgres.failures import located, translate_connection_errors
 from openapi_tool.local.caller import ERRORS, Caller, ResultRows, open_database
 from openapi_tool.local.dev_state import DevError, SeveralStacks, running_dev
 from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.requested_call import RequestedCall, save_call
+from openapi_tool.nats_client.options import BusOptions, NatsOptions
 from openapi_tool.options.postgres import PoolOptions, PostgresOptions
 from openapi_tool.protocol.cards import as_model_reads
 from openapi_tool.protocol.errors import Unavailable

@@ -12,21 +12,21 @@ from pathlib import Path
 import typer
 
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap
-from openapi_tool.bus.client import BusClient
-from openapi_tool.bus.connection import connected, outage_as_unavailable
-from openapi_tool.bus.durable import DurableMissing, observe
-from openapi_tool.bus.options import BusOptions, DurableOptions
-from openapi_tool.bus.server_clock import ServerClock
-from openapi_tool.bus.storage_check import unusable, unusable_quotas
-from openapi_tool.bus.streams import UNLIMITED, Durable, command_stream_of
 from openapi_tool.cli.kernel import servers_of_named_dev
 from openapi_tool.cli.output import USAGE, print_json, print_line, print_status
 from openapi_tool.cli.tools_registry import judge, stored_check
 from openapi_tool.environment import variable_set
 from openapi_tool.jina.client import JinaClient
-from openapi_tool.kernel.failures import located
-from openapi_tool.kernel.store import KernelStore
-from openapi_tool.kernel.tool_rows import ToolRows
+from openapi_tool.kernel.jetstream.durable import DurableMissing, observe
+from openapi_tool.kernel.jetstream.storage_check import unusable, unusable_quotas
+from openapi_tool.kernel.jetstream.streams import UNLIMITED, Durable, command_stream_of
+from openapi_tool.kernel.postgres.failures import located
+from openapi_tool.kernel.postgres.store import KernelStore
+from openapi_tool.kernel.postgres.tool_rows import ToolRows
+from openapi_tool.nats_client.client import BusClient
+from openapi_tool.nats_client.connection import connected, outage_as_unavailable
+from openapi_tool.nats_client.options import BusOptions, DurableOptions
+from openapi_tool.nats_client.server_clock import ServerClock
 from openapi_tool.protocol.errors import ToolError, Unavailable
 from openapi_tool.service.process_parts import upstream_transport
 from openapi_tool.settings import CONFIG_VARIABLE, SettingsError, load_settings

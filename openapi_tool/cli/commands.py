@@ -15,7 +15,6 @@ import typer
 from typer.core import TyperGroup
 
 from openapi_tool import __version__
-from openapi_tool.bus.users import NatsUser
 from openapi_tool.cli.options import (
     AbandonedOption,
     ApiOption,
@@ -45,7 +44,8 @@ from openapi_tool.cli.options import (
 )
 from openapi_tool.cli.output import USAGE, print_status
 from openapi_tool.environment import DEV_VARIABLE, PREFIX, variable_set
-from openapi_tool.kernel.usage_keys import By
+from openapi_tool.kernel.postgres.usage_keys import By
+from openapi_tool.nats_client.users import NatsUser
 from openapi_tool.settings_error import SettingsError
 from openapi_tool.telemetry.logs import printable_lines
 

@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 import typer
 
 from openapi_tool.bootstrap import Bootstrap
-from openapi_tool.bus import dead_letter_reader
-from openapi_tool.bus.client import BusClient
-from openapi_tool.bus.dead_letter_reader import NotReplayable
-from openapi_tool.bus.dead_letter_records import DeadLetter, without_secrets
-from openapi_tool.bus.users import NatsUser
 from openapi_tool.cli.kernel import result_lookup, with_nats
 from openapi_tool.cli.output import USAGE, fail, print_json, print_line, print_status
 from openapi_tool.cli.tables import Rows, output
+from openapi_tool.kernel.jetstream import dead_letter_reader
+from openapi_tool.kernel.jetstream.dead_letter_reader import NotReplayable
+from openapi_tool.kernel.jetstream.dead_letter_records import DeadLetter, without_secrets
+from openapi_tool.nats_client.client import BusClient
+from openapi_tool.nats_client.users import NatsUser
 from openapi_tool.tools.wording import counted
 
 _NOT_SENT = 1

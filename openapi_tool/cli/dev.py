@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import typer
 
-from openapi_tool.bus.replica_statistics import gather_stats
 from openapi_tool.cli.dev_executor import DevStatistics, dev_page
 from openapi_tool.cli.embedded import extra_needed, running, this_program
 from openapi_tool.cli.options import UpstreamChoice
 from openapi_tool.cli.output import allowed_colour, fail, print_line, print_status
+from openapi_tool.kernel.jetstream.replica_statistics import gather_stats
 from openapi_tool.local.caller import ERRORS, Caller
 from openapi_tool.local.dev import AGENT, PROJECT, log_entries, prepare
 from openapi_tool.local.dev_state import (

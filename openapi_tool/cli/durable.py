@@ -6,12 +6,12 @@ from dataclasses import asdict
 from functools import partial
 
 from openapi_tool.bootstrap import Bootstrap
-from openapi_tool.bus.client import BusClient
-from openapi_tool.bus.durable import DurableMissing
-from openapi_tool.bus.handover import HandOver, StillPulled, durable_shown, hand_to_kernel
-from openapi_tool.bus.users import NatsUser
 from openapi_tool.cli.kernel import names_database, result_lookup, with_nats
 from openapi_tool.cli.output import USAGE, fail, print_json, print_line, print_status
+from openapi_tool.kernel.jetstream.durable import DurableMissing
+from openapi_tool.kernel.jetstream.handover import HandOver, StillPulled, durable_shown, hand_to_kernel
+from openapi_tool.nats_client.client import BusClient
+from openapi_tool.nats_client.users import NatsUser
 
 _REFUSED = 1
 

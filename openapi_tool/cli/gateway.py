@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import orjson
 from pydantic_settings import SettingsError as UnreadableVariable
 
-from openapi_tool.bus.users import NatsUser
 from openapi_tool.cli.kernel import NO_DATABASE, charged_in_nats, find_dev, is_given, with_nats
 from openapi_tool.cli.output import fail, print_json, print_line, print_status
 from openapi_tool.cli.tables import output, redraw
@@ -25,7 +24,8 @@ from openapi_tool.gateway.operator import ask_statistics
 from openapi_tool.gateway.state import BUDGETS_TTL_S
 from openapi_tool.gateway.stored import CallRow
 from openapi_tool.gateway.usage import COLUMNS
-from openapi_tool.kernel.usage_keys import By
+from openapi_tool.kernel.postgres.usage_keys import By
+from openapi_tool.nats_client.users import NatsUser
 from openapi_tool.options.budgets import time_zone
 from openapi_tool.protocol.dialect import dialect_of
 from openapi_tool.protocol.errors import Unavailable
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from openapi_tool.bootstrap import Bootstrap
-    from openapi_tool.bus.client import BusClient
     from openapi_tool.gateway.nats_state import NatsRows
+    from openapi_tool.nats_client.client import BusClient
 
 T = TypeVar("T")
 Rows = Callable[["NatsRows"], Awaitable[list[CallRow]]]

@@ -12,8 +12,10 @@ import orjson
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from openapi_tool.bootstrap import Bootstrap
-from openapi_tool.bus.client import BusClient
-from openapi_tool.bus.command_state import (
+from openapi_tool.cli import gateway
+from openapi_tool.cli.kernel import with_nats
+from openapi_tool.cli.output import fail, json_default, print_json, print_line
+from openapi_tool.kernel.jetstream.command_state import (
     CommandState,
     StoredWakeup,
     commands_of,
@@ -21,12 +23,10 @@ from openapi_tool.bus.command_state import (
     wakeups_of,
     with_holder,
 )
-from openapi_tool.bus.dead_letter_records import without_secrets
-from openapi_tool.bus.users import NatsUser
-from openapi_tool.cli import gateway
-from openapi_tool.cli.kernel import with_nats
-from openapi_tool.cli.output import fail, json_default, print_json, print_line
-from openapi_tool.kernel.queries import CallRows, call_rows
+from openapi_tool.kernel.jetstream.dead_letter_records import without_secrets
+from openapi_tool.kernel.postgres.queries import CallRows, call_rows
+from openapi_tool.nats_client.client import BusClient
+from openapi_tool.nats_client.users import NatsUser
 from openapi_tool.protocol.jsontext import storable_text
 from openapi_tool.protocol.subjects import is_token
 from openapi_tool.tools.wording import counted, short

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic_settings import SettingsError as UnreadableVariable
 
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap
-from openapi_tool.bus.client import BusClient
-from openapi_tool.bus.connection import connected, outage_as_unavailable
-from openapi_tool.bus.options import BusOptions
-from openapi_tool.bus.record_store import BUDGETS
-from openapi_tool.bus.replica_statistics import gather_stats
-from openapi_tool.bus.users import NatsUser
 from openapi_tool.cli.output import fail, print_json
 from openapi_tool.cli.tables import output, redraw
 from openapi_tool.environment import DEV_VARIABLE
-from openapi_tool.kernel.failures import located
-from openapi_tool.kernel.store import KernelStore
+from openapi_tool.kernel.jetstream.record_store import BUDGETS
+from openapi_tool.kernel.jetstream.replica_statistics import gather_stats
+from openapi_tool.kernel.postgres.failures import located
+from openapi_tool.kernel.postgres.store import KernelStore
+from openapi_tool.nats_client.client import BusClient
+from openapi_tool.nats_client.connection import connected, outage_as_unavailable
+from openapi_tool.nats_client.options import BusOptions
+from openapi_tool.nats_client.users import NatsUser
 from openapi_tool.options.budgets import time_zone
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.dialect import claimed_identity

@@ -10,8 +10,11 @@ from dataclasses import asdict
 import typer
 
 from openapi_tool.bootstrap import durable_options
-from openapi_tool.bus.operator_accounts import OPERATOR_DOMAIN, accounts_config
-from openapi_tool.bus.permissions import (
+from openapi_tool.cli.kernel import NO_DATABASE
+from openapi_tool.cli.options import Format, RoleUser
+from openapi_tool.cli.output import fail, print_status
+from openapi_tool.kernel.jetstream.operator_accounts import OPERATOR_DOMAIN, accounts_config
+from openapi_tool.kernel.jetstream.permissions import (
     SWITCH_PERMISSIONS,
     TOP_PERMISSIONS,
     Permissions,
@@ -22,12 +25,9 @@ from openapi_tool.bus.permissions import (
     inspect_permissions,
     quota_permissions,
 )
-from openapi_tool.bus.users import NatsUser
-from openapi_tool.cli.kernel import NO_DATABASE
-from openapi_tool.cli.options import Format, RoleUser
-from openapi_tool.cli.output import fail, print_status
-from openapi_tool.kernel import privileges as inspection
-from openapi_tool.kernel.privileges import grant_statements, reader_grants
+from openapi_tool.kernel.postgres import privileges as inspection
+from openapi_tool.kernel.postgres.privileges import grant_statements, reader_grants
+from openapi_tool.nats_client.users import NatsUser
 from openapi_tool.protocol.subjects import command_stream
 from openapi_tool.settings import Settings, SettingsError, load_settings
 from openapi_tool.telemetry.logs import printable_lines

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.table import Table
 
-from openapi_tool.bus.users import NatsUser
 from openapi_tool.cli.gateway import chosen_state
 from openapi_tool.cli.kernel import with_nats
 from openapi_tool.cli.output import fail, print_json, print_line, print_status
@@ -21,12 +20,13 @@ from openapi_tool.cli.top import moment_after
 from openapi_tool.gateway.opening import NATS
 from openapi_tool.gateway.state import TOKENS
 from openapi_tool.gateway.tokens import StoredTokens, TokenFile, TokensInvalid, TokenStore, id_of, new_token, shown
+from openapi_tool.nats_client.users import NatsUser
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.state.sqlite import StateFile, StateUnusable
 
 if TYPE_CHECKING:
     from openapi_tool.bootstrap import Bootstrap
-    from openapi_tool.bus.client import BusClient
+    from openapi_tool.nats_client.client import BusClient
 
 T = TypeVar("T")
 _NONE = 1
@@ -121,8 +121,8 @@ def _with_store(
 
 
 def _in_nats(work: Callable[[TokenStore], Awaitable[T]]) -> T:
-    from openapi_tool.bus.streams import replica_count  # noqa: PLC0415 - drivers that a file needs not
     from openapi_tool.gateway.nats_state import stored_tokens  # noqa: PLC0415
+    from openapi_tool.kernel.jetstream.streams import replica_count  # noqa: PLC0415 - drivers that a file needs not
 
     async def connected(bootstrap: Bootstrap, client: BusClient) -> T:
         return await work(StoredTokens(stored_tokens(client, await replica_count(client, bootstrap.durable))))

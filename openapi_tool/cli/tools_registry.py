@@ -20,8 +20,8 @@ from openapi_tool.cli.output import INTERRUPTED, USAGE, fail, print_json, print_
 from openapi_tool.cli.tables import Rows, cell, output
 from openapi_tool.environment import likely_secrets
 from openapi_tool.jina.definition_checks import StoredCheck
-from openapi_tool.kernel.failures import located
-from openapi_tool.kernel.tool_rows import ToolRows
+from openapi_tool.kernel.postgres.failures import located
+from openapi_tool.kernel.postgres.tool_rows import ToolRows
 from openapi_tool.protocol.jsontext import object_at
 from openapi_tool.settings import Settings, given_values, load_settings
 from openapi_tool.telemetry.logs import printable_json, printable_line

@@ -23,9 +23,9 @@ from openapi_tool.cli.kernel import charged_in_nats, kernel_bootstrap
 from openapi_tool.cli.output import fail, or_dash, print_json, print_status
 from openapi_tool.cli.statistics import show_statistics_of
 from openapi_tool.cli.tables import Rows, cell, output
-from openapi_tool.kernel.failures import located
-from openapi_tool.kernel.queries import MAX_ROWS, reported, usage
-from openapi_tool.kernel.usage_keys import By
+from openapi_tool.kernel.postgres.failures import located
+from openapi_tool.kernel.postgres.queries import MAX_ROWS, reported, usage
+from openapi_tool.kernel.postgres.usage_keys import By
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.subjects import is_token
 from openapi_tool.quotas.amounts import Amount

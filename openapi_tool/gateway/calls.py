@@ -15,10 +15,10 @@ from typing import Any
 
 import orjson
 
-from openapi_tool.call import Call
 from openapi_tool.concurrency.background import in_background
 from openapi_tool.concurrency.fair_semaphore import FairSemaphore
-from openapi_tool.executor.runner import ToolRunner
+from openapi_tool.engine.call import Call
+from openapi_tool.engine.runner import ToolRunner
 from openapi_tool.gateway.state import GatewayState
 from openapi_tool.gateway.stored import CANCELLED, CallRow, StoredTexts, UntakenResults, call_key, may_store
 from openapi_tool.gateway.tools import GatewayTool, Tools

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
-from openapi_tool.call import Call
 from openapi_tool.concurrency.cancellation import shielded
+from openapi_tool.engine.call import Call
 from openapi_tool.jina.batches import batch_items, batch_output, item_arguments
 from openapi_tool.jina.byte_semaphore import ByteSemaphore, RequestContext, ResponseMemory, max_call_memory
 from openapi_tool.jina.cache import ResponseCache, cache_key

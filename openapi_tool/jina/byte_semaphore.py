@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Self
 
-from openapi_tool.call import Call
+from openapi_tool.engine.call import Call
 from openapi_tool.protocol.attempts import MAX_ATTEMPTS, UpstreamAttempt
 
 _ASCII_FACTOR, _TWO_BYTE_FACTOR, _FOUR_BYTE_FACTOR = 6, 8, 14

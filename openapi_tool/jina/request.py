@@ -205,7 +205,7 @@ class ParameterResolver:
         if fold(name) == _TIMEOUT:
             self._set_timeout(value, path, problems)
         elif name == MAX_RESULT_TOKENS:
-            return  # used by the executor (executor/pagination.py), not sent
+            return  # used by the executor (engine/pagination.py), not sent
         elif own := self._endpoint.own.get(fold(name)):
             self._set(own, value, path, problems)
         elif by_model:

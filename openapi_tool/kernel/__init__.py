@@ -1,1 +1,1 @@
-"""The kernel's PostgreSQL; only this package names `state.*`."""
+"""The kernel door: `jetstream` receives commands, `pipeline` runs a call, `postgres` holds the rows of the kernel."""

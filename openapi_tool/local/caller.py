@@ -18,9 +18,9 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.api import StreamConfig
 
-from openapi_tool.bus.client import BusClient
-from openapi_tool.bus.options import BusOptions
 from openapi_tool.local.placed_call import VERSION, PlacedCall, new_call, save_rows, wakeup_key
+from openapi_tool.nats_client.client import BusClient
+from openapi_tool.nats_client.options import BusOptions
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.subjects import command_stream
 

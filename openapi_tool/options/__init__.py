@@ -1,1 +1,1 @@
-"""Settings sections that components take as their options, beside those in `bus`, `jina` and `quotas`."""
+"""Settings sections that several packages take; the others are in an `options` module of their package."""

@@ -1,1 +1,1 @@
-"""Formats and rules of the kernel; no I/O."""
+"""Formats and rules of the kernel, and the errors of every call; no I/O."""

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from openapi_tool.bus.fetch_mode import FetchMode
-from openapi_tool.kernel.breaker import CircuitBreaker
-from openapi_tool.kernel.failures import located
-from openapi_tool.kernel.store import KernelStore
+from openapi_tool.kernel.jetstream.fetch_mode import FetchMode
+from openapi_tool.kernel.postgres.breaker import CircuitBreaker
+from openapi_tool.kernel.postgres.failures import located
+from openapi_tool.kernel.postgres.store import KernelStore
 from openapi_tool.options.postgres import PoolOptions
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.telemetry.health import POSTGRES, Health

@@ -11,29 +11,29 @@ from typing import TypeVar
 from tenacity import wait_exponential_jitter
 
 from openapi_tool.bootstrap import Bootstrap, build_runner, scoped_key
-from openapi_tool.bus.client import BusClient
-from openapi_tool.bus.connection import connected
-from openapi_tool.bus.consumer import CommandConsumer
-from openapi_tool.bus.dead_letters import DeadLetters
-from openapi_tool.bus.doorbells import WakeupPublisher
-from openapi_tool.bus.durable_monitor import DurableMonitor
-from openapi_tool.bus.fetch_mode import FetchMode
-from openapi_tool.bus.options import BusOptions, ConsumerOptions
-from openapi_tool.bus.parked_results import parked_results
-from openapi_tool.bus.quota_monitor import QuotaMonitor
-from openapi_tool.bus.replica_statistics import answering_stats
-from openapi_tool.bus.server_clock import ServerClock
-from openapi_tool.bus.session_key import shared_session_key
-from openapi_tool.bus.slots import Slots
-from openapi_tool.bus.storage_check import StorageMonitor
-from openapi_tool.bus.streams import replica_count
-from openapi_tool.bus.switches import SwitchMonitor
 from openapi_tool.concurrency.retries import retried
-from openapi_tool.executor.parked_results import ParkedResults
-from openapi_tool.executor.pipeline import Pipeline, PipelineOptions
-from openapi_tool.executor.runner import ToolRunner
-from openapi_tool.kernel.breaker import GuardedStore
-from openapi_tool.kernel.store import KernelStore
+from openapi_tool.engine.runner import ToolRunner
+from openapi_tool.kernel.jetstream.consumer import CommandConsumer
+from openapi_tool.kernel.jetstream.dead_letters import DeadLetters
+from openapi_tool.kernel.jetstream.doorbells import WakeupPublisher
+from openapi_tool.kernel.jetstream.durable_monitor import DurableMonitor
+from openapi_tool.kernel.jetstream.fetch_mode import FetchMode
+from openapi_tool.kernel.jetstream.parked_results import parked_results
+from openapi_tool.kernel.jetstream.quota_monitor import QuotaMonitor
+from openapi_tool.kernel.jetstream.replica_statistics import answering_stats
+from openapi_tool.kernel.jetstream.session_key import shared_session_key
+from openapi_tool.kernel.jetstream.slots import Slots
+from openapi_tool.kernel.jetstream.storage_check import StorageMonitor
+from openapi_tool.kernel.jetstream.streams import replica_count
+from openapi_tool.kernel.jetstream.switches import SwitchMonitor
+from openapi_tool.kernel.pipeline.parked_results import ParkedResults
+from openapi_tool.kernel.pipeline.pipeline import Pipeline, PipelineOptions
+from openapi_tool.kernel.postgres.breaker import GuardedStore
+from openapi_tool.kernel.postgres.store import KernelStore
+from openapi_tool.nats_client.client import BusClient
+from openapi_tool.nats_client.connection import connected
+from openapi_tool.nats_client.options import BusOptions, ConsumerOptions
+from openapi_tool.nats_client.server_clock import ServerClock
 from openapi_tool.options.postgres import PoolOptions
 from openapi_tool.protocol.dialect import dialect_of
 from openapi_tool.protocol.errors import Unavailable

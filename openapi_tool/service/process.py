@@ -17,8 +17,8 @@ except ImportError:  # not built for this platform
     from asyncio import new_event_loop  # type: ignore[assignment]
 from openapi_tool import __version__
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap
-from openapi_tool.bus.consumer import CommandConsumer
 from openapi_tool.jina.transport import Resolver
+from openapi_tool.kernel.jetstream.consumer import CommandConsumer
 from openapi_tool.reloading import Reloader
 from openapi_tool.service.file_limit import file_limit_problem, fit_to_file_limit, health_connections, raise_file_limit
 from openapi_tool.service.kernel_parts import Parts, assemble, run_quotas

@@ -13,15 +13,15 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from openapi_tool.bootstrap import Bootstrap, Upstream
-from openapi_tool.bus.instance import INSTANCE
-from openapi_tool.bus.record_store import BUDGETS, LIMITS, RecordStore
-from openapi_tool.bus.server_clock import ServerClock
 from openapi_tool.isolation.pool import WorkerPool
 from openapi_tool.isolation.privacy import hide_memory
 from openapi_tool.isolation.service import Isolation
 from openapi_tool.jina.egress import EgressTransport
 from openapi_tool.jina.failures import key_failure
 from openapi_tool.jina.transport import AiohttpTransport, Resolver
+from openapi_tool.kernel.jetstream.instance import INSTANCE
+from openapi_tool.kernel.jetstream.record_store import BUDGETS, LIMITS, RecordStore
+from openapi_tool.nats_client.server_clock import ServerClock
 from openapi_tool.quotas.account import SCOPES
 from openapi_tool.quotas.budgets import Budgets
 from openapi_tool.quotas.limiter import Limiter

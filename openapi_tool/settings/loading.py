@@ -16,9 +16,9 @@ from pydantic import ValidationError
 from pydantic_settings import EnvSettingsSource
 from pydantic_settings import SettingsError as UnreadableVariable
 
-from openapi_tool.bus.options import NatsConnection
 from openapi_tool.environment import CONFIG_VARIABLE, DEV_VARIABLE, PREFIX, SHORT_NAMES
 from openapi_tool.files import MAX_SECRET_BYTES, read_regular_file
+from openapi_tool.nats_client.options import NatsConnection
 from openapi_tool.settings.model import Settings
 from openapi_tool.settings.sections import fields_of
 from openapi_tool.settings.sources import (

@@ -16,11 +16,11 @@ from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, field_
 from pydantic.dataclasses import dataclass as validated
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
-from openapi_tool.bus.options import FairnessOptions, NatsConnection, NatsOptions, QuotaOptions
 from openapi_tool.dsn import ESCAPE
 from openapi_tool.environment import DEFAULT_AUTH_ENV, PREFIX
 from openapi_tool.jina.options import CacheOptions, EgressOptions, RetryOptions
 from openapi_tool.jina.url_policy import UrlPolicy
+from openapi_tool.nats_client.options import FairnessOptions, NatsConnection, NatsOptions, QuotaOptions
 from openapi_tool.options.budgets import BudgetOptions
 from openapi_tool.options.executor import ExecutorOptions
 from openapi_tool.options.gateway import GatewayOptions

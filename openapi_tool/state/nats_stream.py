@@ -18,7 +18,7 @@ from nats.aio.msg import Msg
 from nats.js.api import DiscardPolicy, Header, StreamConfig
 from nats.js.errors import APIError, BadRequestError, NoStreamResponseError, NotFoundError
 
-from openapi_tool.bus.client import BusClient
+from openapi_tool.nats_client.client import BusClient
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.state.nats_kv import Bucket, NatsKvRecords
 

@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 import nats.errors
 from nats.js.errors import BucketNotFoundError, KeyNotFoundError
 
-from openapi_tool.bus.client import BusClient
-from openapi_tool.bus.connection import outage_as_unavailable
+from openapi_tool.nats_client.client import BusClient
+from openapi_tool.nats_client.connection import outage_as_unavailable
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.state.nats_kv import MAX_VALUE_BYTES, Bucket
 

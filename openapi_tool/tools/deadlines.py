@@ -17,7 +17,7 @@ _OTHER_PHASES_S = 30.0  # lease, rendering, doorbell, …; their limits are a fe
 class TurnLimit:
     """Limit of a running call by its turn, on the monotonic clock; infinite until `shorten`.
 
-    `executor/turn_deadline.py` shortens it once it finds that the turn ends before the call's deadline.
+    `kernel/pipeline/turn_deadline.py` shortens it once it finds that the turn ends before the call's deadline.
     """
 
     def __init__(self) -> None:

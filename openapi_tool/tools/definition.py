@@ -147,7 +147,7 @@ def find_definition(record: DefinitionRecord) -> ToolDefinition | UnparsedDefini
     """Return a stored definition, cached by content. Raises ToolMisconfigured with every problem."""
     if record.oversized:
         raise unusable(record.tool_name, [f"it is larger than {MAX_ROW_BYTES:,} bytes"])
-    if record.unreadable:  # set by kernel/load.py: valid JSON for PostgreSQL, but not for the parser here
+    if record.unreadable:  # set by kernel/postgres/load.py: valid JSON for PostgreSQL, but not for the parser here
         raise unusable(record.tool_name, ["it is nested too deeply, or contains a number that is too long to parse"])
     try:
         content = orjson.dumps([record.tool_name, record.after_execution, record.parameters, record.options])

@@ -16,11 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from openapi_tool.bus.dead_letters import DeadLetters
-from openapi_tool.bus.doorbells import WakeupPublisher
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.transport import AiohttpTransport
-from openapi_tool.kernel.store import KernelStore
+from openapi_tool.kernel.jetstream.dead_letters import DeadLetters
+from openapi_tool.kernel.jetstream.doorbells import WakeupPublisher
+from openapi_tool.kernel.postgres.store import KernelStore
 from openapi_tool.local.executor import main
 from openapi_tool.protocol.v1r4 import V1r4
 from openapi_tool.service import process

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from openapi_tool.bus.worker import Worker
+from openapi_tool.kernel.jetstream.command_runner import CommandRunner
 from tests.chaos.fail_points import main
 
-_handle = Worker._own_and_handle  # noqa: SLF001 - the defect
+_handle = CommandRunner._own_and_handle  # noqa: SLF001 - the defect
 
 
-async def _acknowledge_first(self: Worker, work: Any) -> Any:
+async def _acknowledge_first(self: CommandRunner, work: Any) -> Any:
     await work.message.ack_sync()
     return await _handle(self, work)
 
 
 if __name__ == "__main__":
-    Worker._own_and_handle = _acknowledge_first  # type: ignore[method-assign]  # noqa: SLF001
+    CommandRunner._own_and_handle = _acknowledge_first  # type: ignore[method-assign]  # noqa: SLF001
     main()

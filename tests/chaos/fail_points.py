@@ -15,9 +15,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from openapi_tool.bus.doorbells import WakeupPublisher
 from openapi_tool.jina.backend import JinaBackend
-from openapi_tool.kernel.store import KernelStore
+from openapi_tool.kernel.jetstream.doorbells import WakeupPublisher
+from openapi_tool.kernel.postgres.store import KernelStore
 from openapi_tool.local.executor import main as serve
 from openapi_tool.quotas import account
 

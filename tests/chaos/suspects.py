@@ -1,6 +1,7 @@
 """Measure the results of calls whose executor is killed twice while it runs them, by SIGKILL or by a poison call.
 
-A command of which two runs were lost with their executor is a suspect, of which few run at a time (`bus/worker.py`).
+A command of which two runs were lost with their executor is a suspect, of which few run at a time
+(`kernel/jetstream/command_runner.py`).
 `python -m tests.chaos.suspects [--poison]` prints one JSON object.
 """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from openapi_tool.bus.durable_monitor import DurableMonitor
+from openapi_tool.kernel.jetstream.durable_monitor import DurableMonitor
 from openapi_tool.local.executor import main
 
 

@@ -19,11 +19,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from openapi_tool.bus.record_store import BUDGETS
-from openapi_tool.bus.shared_bucket import BUCKET as SWITCHES
 from openapi_tool.cli import app
-from openapi_tool.kernel.queries import usage
-from openapi_tool.kernel.usage_keys import By
+from openapi_tool.kernel.jetstream.record_store import BUDGETS
+from openapi_tool.kernel.jetstream.shared_bucket import BUCKET as SWITCHES
+from openapi_tool.kernel.postgres.queries import usage
+from openapi_tool.kernel.postgres.usage_keys import By
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.stack import EmbeddedStack

@@ -26,11 +26,11 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from openapi_tool.bus.replica_statistics import gather_stats
 from openapi_tool.cli import app, dev_executor
 from openapi_tool.cli.dev import Feed
 from openapi_tool.cli.dev_executor import DevStatistics, dev_settings
 from openapi_tool.cli.options import UpstreamChoice
+from openapi_tool.kernel.jetstream.replica_statistics import gather_stats
 from openapi_tool.local.caller import Caller
 from openapi_tool.local.dev import AGENT, PROJECT
 from openapi_tool.local.dev_state import (

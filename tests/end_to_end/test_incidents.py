@@ -24,10 +24,10 @@ from nats.js.api import DiscardPolicy, StreamConfig
 from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
-from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
-from openapi_tool.bus.leases import BUCKET as LEASES
 from openapi_tool.cli import app
 from openapi_tool.jina.byte_semaphore import max_call_memory
+from openapi_tool.kernel.jetstream.dead_letters import STREAM as DEAD_LETTERS
+from openapi_tool.kernel.jetstream.leases import BUCKET as LEASES
 from openapi_tool.local.caller import STREAM, Caller
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.placed_call import PlacedCall

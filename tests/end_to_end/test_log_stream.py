@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 import pytest
 
 from openapi_tool import __version__
-from openapi_tool.bus.replica_statistics import gather_stats
+from openapi_tool.kernel.jetstream.replica_statistics import gather_stats
 from openapi_tool.local.caller import Caller
 from openapi_tool.local.servers import free_port
 from openapi_tool.local.stack import EmbeddedStack

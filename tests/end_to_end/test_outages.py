@@ -21,7 +21,7 @@ import pytest
 from nats.js.api import DiscardPolicy
 
 from openapi_tool.bootstrap import build_bootstrap
-from openapi_tool.executor.runner import ToolRunner
+from openapi_tool.engine.runner import ToolRunner
 from openapi_tool.local.caller import STREAM, Caller, prepare_database
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.placed_call import PlacedCall

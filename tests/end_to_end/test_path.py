@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from nats.js.errors import NotFoundError
 
-from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
-from openapi_tool.bus.dead_letters import SUBJECT_FILTER
+from openapi_tool.kernel.jetstream.dead_letters import STREAM as DEAD_LETTERS
+from openapi_tool.kernel.jetstream.dead_letters import SUBJECT_FILTER
 from openapi_tool.local.caller import STREAM, Caller, ResultRows
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.placed_call import PlacedCall

@@ -15,8 +15,8 @@ import pytest
 from nats.js.errors import NotFoundError
 from typer.testing import CliRunner
 
-from openapi_tool.bus.record_store import BUDGETS, LIMITS
 from openapi_tool.cli import app
+from openapi_tool.kernel.jetstream.record_store import BUDGETS, LIMITS
 from openapi_tool.local.caller import Caller
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.servers import NatsServer, free_port

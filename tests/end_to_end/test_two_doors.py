@@ -12,7 +12,6 @@ import pytest
 from typer.testing import CliRunner
 
 from openapi_tool.bootstrap import build_bootstrap
-from openapi_tool.bus.record_store import BUDGETS, LIMITS
 from openapi_tool.cli import app
 from openapi_tool.cli.kernel import NO_DATABASE
 from openapi_tool.gateway.assembly import open_gateway
@@ -21,6 +20,7 @@ from openapi_tool.gateway.calls import Gateway
 from openapi_tool.gateway.opening import NATS, open_state
 from openapi_tool.gateway.tokens import StoredTokens, new_token
 from openapi_tool.gateway.tools import built_in_tools
+from openapi_tool.kernel.jetstream.record_store import BUDGETS, LIMITS
 from openapi_tool.local.caller import Caller
 from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.local.stack import EmbeddedStack

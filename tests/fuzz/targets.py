@@ -34,14 +34,14 @@ from nats.aio.msg import Msg
 from pydantic import SecretStr
 from yarl import URL
 
-from openapi_tool.bus.client import BusClient
-from openapi_tool.bus.dead_letter_records import dead_letter, decode, encode
-from openapi_tool.bus.deliveries import ForeignMessage, delivery_of
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.jina.response import Expected, UpstreamResult
 from openapi_tool.jina.url_policy import INTERNAL_SUFFIXES, UrlPolicy, checked_url
+from openapi_tool.kernel.jetstream.dead_letter_records import dead_letter, decode, encode
+from openapi_tool.kernel.jetstream.deliveries import ForeignMessage, delivery_of
+from openapi_tool.nats_client.client import BusClient
 from openapi_tool.protocol.cards import ToolCall, read_tool_call
 from openapi_tool.protocol.command import HEARTBEAT_NAMES, Command, Delivery
 from openapi_tool.protocol.errors import BadRequest, TargetRefused, ToolError, Unanswerable

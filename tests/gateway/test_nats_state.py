@@ -16,7 +16,6 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from openapi_tool.bootstrap import build_bootstrap
-from openapi_tool.bus.connection import connected
 from openapi_tool.cli import app
 from openapi_tool.cli.gateway import chosen_state, selected_file, selected_state
 from openapi_tool.cli.kernel import NO_DATABASE
@@ -27,6 +26,7 @@ from openapi_tool.gateway.tokens import StoredTokens, Tokens, new_token
 from openapi_tool.local.guard import Guard
 from openapi_tool.local.servers import NatsServer
 from openapi_tool.local.stack import UpstreamDouble
+from openapi_tool.nats_client.connection import connected
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.settings import Settings
 from openapi_tool.state import nats_stream

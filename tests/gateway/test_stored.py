@@ -8,7 +8,7 @@ from contextlib import aclosing
 import orjson
 import pytest
 
-from openapi_tool.executor import stored_search
+from openapi_tool.engine import stored_search
 from openapi_tool.gateway.stored import WINDOW_CHARS, StoredTexts
 from openapi_tool.protocol.cards import StoredText
 from openapi_tool.protocol.identity import CallIdentity

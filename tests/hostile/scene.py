@@ -17,7 +17,7 @@ import orjson
 import psutil
 from nats.js.errors import NotFoundError
 
-from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
+from openapi_tool.kernel.jetstream.dead_letters import STREAM as DEAD_LETTERS
 from openapi_tool.local.caller import Caller, ResultRows
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.guard import Guard

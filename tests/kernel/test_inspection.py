@@ -24,15 +24,15 @@ import pytest
 from aiohttp import ClientSession
 from typer.testing import CliRunner
 
-from openapi_tool.bus.record_store import BUDGETS
 from openapi_tool.cli import app
-from openapi_tool.kernel.breaker import CircuitBreaker
-from openapi_tool.kernel.failures import PoolShareUsed
-from openapi_tool.kernel.inspection import NEEDED_INDEXES, unique_index
-from openapi_tool.kernel.privileges import USAGE, reader_grants
-from openapi_tool.kernel.queries import first_card_id, statement, usage
-from openapi_tool.kernel.store import KernelStore
-from openapi_tool.kernel.usage_keys import By
+from openapi_tool.kernel.jetstream.record_store import BUDGETS
+from openapi_tool.kernel.postgres.breaker import CircuitBreaker
+from openapi_tool.kernel.postgres.failures import PoolShareUsed
+from openapi_tool.kernel.postgres.inspection import NEEDED_INDEXES, unique_index
+from openapi_tool.kernel.postgres.privileges import USAGE, reader_grants
+from openapi_tool.kernel.postgres.queries import first_card_id, statement, usage
+from openapi_tool.kernel.postgres.store import KernelStore
+from openapi_tool.kernel.postgres.usage_keys import By
 from openapi_tool.local.caller import Caller, prepare_database
 from openapi_tool.local.servers import free_port
 from openapi_tool.local.stack import EmbeddedStack
@@ -205,7 +205,7 @@ async def test_a_text_that_the_driver_cannot_encode_does_not_count_as_outage(sto
 async def test_an_idle_pool_shrinks_to_one_connection(
     options: PoolOptions, caller: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("openapi_tool.kernel.store._MAX_IDLE_S", 0.2)
+    monkeypatch.setattr("openapi_tool.kernel.postgres.store._MAX_IDLE_S", 0.2)
     store = await KernelStore.open(options)
     async with store._connection("a"), store._connection("b"):  # noqa: SLF001 - two concurrent calls
         assert len(await _backends(caller)) == 2

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from openapi_tool.kernel import v1r4
-from openapi_tool.kernel.commit import Mode, turn_lock
-from openapi_tool.kernel.store import KernelStore
+from openapi_tool.kernel.postgres import v1r4
+from openapi_tool.kernel.postgres.commit import Mode, turn_lock
+from openapi_tool.kernel.postgres.store import KernelStore
 from openapi_tool.local.caller import Caller
 from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.stack import EmbeddedStack

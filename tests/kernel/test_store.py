@@ -22,15 +22,15 @@ import pytest
 import trustme
 
 from openapi_tool.bootstrap import build_bootstrap
-from openapi_tool.bus.options import BusOptions, NatsOptions
-from openapi_tool.kernel import v1r3
-from openapi_tool.kernel.lookups import LAST_RESULT_AGE
-from openapi_tool.kernel.queries import call_rows
-from openapi_tool.kernel.store import KernelStore
-from openapi_tool.kernel.v1r4 import LOAD
+from openapi_tool.kernel.postgres import v1r3
+from openapi_tool.kernel.postgres.lookups import LAST_RESULT_AGE
+from openapi_tool.kernel.postgres.queries import call_rows
+from openapi_tool.kernel.postgres.store import KernelStore
+from openapi_tool.kernel.postgres.v1r4 import LOAD
 from openapi_tool.local.caller import Caller
 from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.stack import EmbeddedStack
+from openapi_tool.nats_client.options import BusOptions, NatsOptions
 from openapi_tool.options.postgres import PoolOptions, PostgresOptions
 from openapi_tool.protocol.cards import Card, artifact_card, result_card
 from openapi_tool.protocol.command import Command, Delivery

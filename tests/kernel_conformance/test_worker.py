@@ -14,9 +14,9 @@ import pytest
 from nats.js.api import AckPolicy, ConsumerConfig
 from typer.testing import CliRunner, Result
 
-from openapi_tool.bus.instance import INSTANCE
 from openapi_tool.cli import app
-from openapi_tool.executor import result_order
+from openapi_tool.kernel.jetstream.instance import INSTANCE
+from openapi_tool.kernel.pipeline import result_order
 from openapi_tool.local.caller import STREAM, Caller
 from openapi_tool.local.stack import EmbeddedStack
 from tests.conftest import AGENT, PROJECT, search_tool

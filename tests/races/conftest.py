@@ -20,23 +20,23 @@ from nats.aio.msg import Msg
 from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError
 from pydantic import SecretStr
 
-from openapi_tool.bus import consumer
-from openapi_tool.bus.client import BusClient
-from openapi_tool.bus.consumer import CommandConsumer
-from openapi_tool.bus.dead_letters import DeadLetters
-from openapi_tool.bus.fetch_mode import FetchMode
-from openapi_tool.bus.leases import lease_key
-from openapi_tool.bus.options import ConsumerOptions, DurableOptions, NatsOptions
-from openapi_tool.bus.server_clock import ServerClock
-from openapi_tool.bus.slots import Slots
-from openapi_tool.bus.streams import Durable
-from openapi_tool.call import Call, CallMemory
-from openapi_tool.executor.pagination import Pagination
-from openapi_tool.executor.parked_results import ParkedResults
-from openapi_tool.executor.pipeline import Pipeline, PipelineOptions
-from openapi_tool.executor.ports import Kernel
-from openapi_tool.executor.runner import RunnerOptions, ToolRunner
+from openapi_tool.engine.call import Call, CallMemory
+from openapi_tool.engine.pagination import Pagination
+from openapi_tool.engine.runner import RunnerOptions, ToolRunner
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
+from openapi_tool.kernel.jetstream import consumer
+from openapi_tool.kernel.jetstream.consumer import CommandConsumer
+from openapi_tool.kernel.jetstream.dead_letters import DeadLetters
+from openapi_tool.kernel.jetstream.fetch_mode import FetchMode
+from openapi_tool.kernel.jetstream.leases import lease_key
+from openapi_tool.kernel.jetstream.slots import Slots
+from openapi_tool.kernel.jetstream.streams import Durable
+from openapi_tool.kernel.pipeline.parked_results import ParkedResults
+from openapi_tool.kernel.pipeline.pipeline import Pipeline, PipelineOptions
+from openapi_tool.kernel.pipeline.ports import Kernel
+from openapi_tool.nats_client.client import BusClient
+from openapi_tool.nats_client.options import ConsumerOptions, DurableOptions, NatsOptions
+from openapi_tool.nats_client.server_clock import ServerClock
 from openapi_tool.options.executor import ExecutorOptions
 from openapi_tool.options.tools import ToolOptions
 from openapi_tool.protocol.cards import ArtifactCard, Card

@@ -14,15 +14,15 @@ import nats.errors
 import orjson
 import pytest
 
-from openapi_tool.bus.client import BusClient
-from openapi_tool.bus.deliveries import delivery_of
-from openapi_tool.bus.fetch_mode import FetchMode
-from openapi_tool.bus.hand_back import HandBackDelays
-from openapi_tool.bus.heartbeats import _MAX_CONCURRENT, Heartbeats
-from openapi_tool.bus.held import Held
-from openapi_tool.bus.leases import Lease, Leases, lease_key
-from openapi_tool.call import Call
-from openapi_tool.executor.runner import ToolRunner
+from openapi_tool.engine.call import Call
+from openapi_tool.engine.runner import ToolRunner
+from openapi_tool.kernel.jetstream.deliveries import delivery_of
+from openapi_tool.kernel.jetstream.fetch_mode import FetchMode
+from openapi_tool.kernel.jetstream.hand_back import HandBackDelays
+from openapi_tool.kernel.jetstream.heartbeats import _MAX_CONCURRENT, Heartbeats
+from openapi_tool.kernel.jetstream.held import Held
+from openapi_tool.kernel.jetstream.leases import Lease, Leases, lease_key
+from openapi_tool.nats_client.client import BusClient
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.identity import CallIdentity
 from openapi_tool.protocol.settlement import Acknowledge, Settlement

@@ -31,19 +31,19 @@ from nats.js.errors import (
 )
 from tenacity import stop_after_attempt, wait_fixed
 
-from openapi_tool.bus import doorbells
-from openapi_tool.bus.ack_floor import AckFloor, load_ack_floor, save_ack_floor
-from openapi_tool.bus.client import BusClient
-from openapi_tool.bus.consumer import CommandConsumer
-from openapi_tool.bus.dead_letters import DeadLetters
-from openapi_tool.bus.doorbells import WakeupPublisher
-from openapi_tool.bus.durable_monitor import DurableMonitor
-from openapi_tool.bus.leases import Lease, Leases, LeaseTaken
-from openapi_tool.bus.options import DurableOptions, NatsOptions
-from openapi_tool.bus.server_clock import ServerClock
-from openapi_tool.bus.storage_check import StorageMonitor
-from openapi_tool.bus.streams import Durable
-from openapi_tool.bus.switches import change_switches
+from openapi_tool.kernel.jetstream import doorbells
+from openapi_tool.kernel.jetstream.ack_floor import AckFloor, load_ack_floor, save_ack_floor
+from openapi_tool.kernel.jetstream.consumer import CommandConsumer
+from openapi_tool.kernel.jetstream.dead_letters import DeadLetters
+from openapi_tool.kernel.jetstream.doorbells import WakeupPublisher
+from openapi_tool.kernel.jetstream.durable_monitor import DurableMonitor
+from openapi_tool.kernel.jetstream.leases import Lease, Leases, LeaseTaken
+from openapi_tool.kernel.jetstream.storage_check import StorageMonitor
+from openapi_tool.kernel.jetstream.streams import Durable
+from openapi_tool.kernel.jetstream.switches import change_switches
+from openapi_tool.nats_client.client import BusClient
+from openapi_tool.nats_client.options import DurableOptions, NatsOptions
+from openapi_tool.nats_client.server_clock import ServerClock
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.report import Wakeup

@@ -30,7 +30,7 @@ from openapi_tool.cli import app
 from openapi_tool.jina.batches import batch_items, item_arguments
 from openapi_tool.jina.request import build_request, resolve_parameters
 from openapi_tool.jina.url_policy import UrlPolicy, checked_url
-from openapi_tool.kernel.tool_rows import ToolRows
+from openapi_tool.kernel.postgres.tool_rows import ToolRows
 from openapi_tool.options.executor import ExecutorOptions
 from openapi_tool.options.tools import ToolOptions
 from openapi_tool.protocol.errors import ToolNotAvailable

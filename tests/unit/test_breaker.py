@@ -16,7 +16,6 @@ import uvloop
 from pydantic import SecretStr
 from tenacity import stop_after_attempt, wait_none
 
-from openapi_tool.bus.fetch_mode import FetchMode
 from openapi_tool.concurrency import retries
 from openapi_tool.concurrency.fair_semaphore import FairSemaphore
 from openapi_tool.concurrency.keyed_lock import KeyedLock
@@ -29,8 +28,9 @@ from openapi_tool.jina.options import EgressOptions
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.jina.response import Expected
 from openapi_tool.jina.transport import PROJECT, AiohttpTransport
-from openapi_tool.kernel.breaker import MAX_PROBE_INTERVAL_S, CircuitBreaker, GuardedStore, StoreOperation
-from openapi_tool.kernel.failures import StatementContended, located
+from openapi_tool.kernel.jetstream.fetch_mode import FetchMode
+from openapi_tool.kernel.postgres.breaker import MAX_PROBE_INTERVAL_S, CircuitBreaker, GuardedStore, StoreOperation
+from openapi_tool.kernel.postgres.failures import StatementContended, located
 from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.options.postgres import PoolOptions, PostgresOptions
 from openapi_tool.protocol.errors import NeedsOperator, ToolError, Unavailable
@@ -45,7 +45,7 @@ from tests.races.conftest import LOOPS, Run, iterate_loop, run_on
 from tests.requirements import requirement
 
 if TYPE_CHECKING:
-    from openapi_tool.kernel.store import KernelStore
+    from openapi_tool.kernel.postgres.store import KernelStore
 
 
 OUTAGE = Unavailable("unavailable")

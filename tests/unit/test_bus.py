@@ -20,15 +20,15 @@ from nats.aio.msg import Msg
 from nats.errors import ProtocolError
 
 from benchmarks.simulator import Scene, figures
-from openapi_tool.bus import replica_statistics
-from openapi_tool.bus.connection_errors import LogBackoff
-from openapi_tool.bus.dead_letter_records import dead_letter, decode, encode
-from openapi_tool.bus.deliveries import delivery_of, shown_subject
-from openapi_tool.bus.headers import parse_headers
-from openapi_tool.bus.held import Held
-from openapi_tool.bus.parser import Events, Parser
-from openapi_tool.bus.scheduler import FairScheduler
-from openapi_tool.bus.slots import Slots
+from openapi_tool.kernel.jetstream import replica_statistics
+from openapi_tool.kernel.jetstream.dead_letter_records import dead_letter, decode, encode
+from openapi_tool.kernel.jetstream.deliveries import delivery_of, shown_subject
+from openapi_tool.kernel.jetstream.held import Held
+from openapi_tool.kernel.jetstream.scheduler import FairScheduler
+from openapi_tool.kernel.jetstream.slots import Slots
+from openapi_tool.nats_client.connection_errors import LogBackoff
+from openapi_tool.nats_client.headers import parse_headers
+from openapi_tool.nats_client.parser import Events, Parser
 from openapi_tool.protocol.command import HEAD_BYTES, BodyDigest, Delivery
 from openapi_tool.telemetry.redact import Redactor
 from tests.requirements import requirement

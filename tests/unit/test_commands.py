@@ -30,7 +30,6 @@ from nats.js.api import ConsumerConfig
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from openapi_tool.bus.dead_letter_records import DeadLetter, dead_letter
 from openapi_tool.cli import (
     app,
     check,
@@ -48,6 +47,7 @@ from openapi_tool.cli import call as call_command
 from openapi_tool.cli.output import fail, print_line, print_status
 from openapi_tool.cli.tables import Rows, output, redraw
 from openapi_tool.environment import CONFIG_VARIABLE
+from openapi_tool.kernel.jetstream.dead_letter_records import DeadLetter, dead_letter
 from openapi_tool.local.caller import STREAM, Caller, ResultRows
 from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.local.placed_call import PlacedCall

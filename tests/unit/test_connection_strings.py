@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openapi_tool.bootstrap import build_bootstrap
-from openapi_tool.bus.login import file_problems
-from openapi_tool.bus.options import NatsOptions
 from openapi_tool.dsn import Dsn, Host, parse_dsn
 from openapi_tool.environment import likely_secrets
+from openapi_tool.nats_client.login import file_problems
+from openapi_tool.nats_client.options import NatsOptions
 from openapi_tool.settings import Settings, SettingsError, load_settings
 from openapi_tool.settings.sources import DriverOptions
 from openapi_tool.urls import ServerUrl, parse_url

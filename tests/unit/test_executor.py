@@ -16,16 +16,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openapi_tool.bus.server_clock import ServerClock
-from openapi_tool.call import Call, CallMemory
-from openapi_tool.executor import turn_deadline as turn
-from openapi_tool.executor.call_result import CallResult
-from openapi_tool.executor.parked_results import MAX_BYTES, MAX_PROJECT_BYTES, ParkedResults
-from openapi_tool.executor.ports import Kernel
-from openapi_tool.executor.result_order import ResultOrder
-from openapi_tool.executor.runner import ToolRunner
+from openapi_tool.engine.call import Call, CallMemory
+from openapi_tool.engine.runner import ToolRunner
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.endpoints import ENDPOINTS, RESERVE_S
+from openapi_tool.kernel.pipeline import turn_deadline as turn
+from openapi_tool.kernel.pipeline.call_result import CallResult
+from openapi_tool.kernel.pipeline.parked_results import MAX_BYTES, MAX_PROJECT_BYTES, ParkedResults
+from openapi_tool.kernel.pipeline.ports import Kernel
+from openapi_tool.kernel.pipeline.result_order import ResultOrder
+from openapi_tool.nats_client.server_clock import ServerClock
 from openapi_tool.options.executor import ExecutorOptions
 from openapi_tool.options.tools import ToolOptions
 from openapi_tool.protocol.cards import ToolCall, artifact_card

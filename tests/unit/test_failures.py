@@ -27,7 +27,7 @@ from openapi_tool.jina.endpoints import ENDPOINTS
 from openapi_tool.jina.failures import RULES, Failures, upstream_failure
 from openapi_tool.jina.options import CacheOptions, RetryOptions
 from openapi_tool.jina.response import RESPONSES
-from openapi_tool.kernel.failures import (
+from openapi_tool.kernel.postgres.failures import (
     KINDS,
     ReadOnly,
     StatementContended,

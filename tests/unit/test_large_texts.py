@@ -19,8 +19,8 @@ import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openapi_tool.executor import stored_search
-from openapi_tool.executor.pagination import Pagination
+from openapi_tool.engine import stored_search
+from openapi_tool.engine.pagination import Pagination
 from openapi_tool.isolation.pool import WorkerPool
 from openapi_tool.isolation.service import Isolation
 from openapi_tool.jina.response import (

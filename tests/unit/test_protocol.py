@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openapi_tool.bus.claimed_ids import ids_of
+from openapi_tool.kernel.jetstream.claimed_ids import ids_of
 from openapi_tool.protocol.cards import read_tool_call, result_card
 from openapi_tool.protocol.command import INLINE_DATA, Delivery
 from openapi_tool.protocol.dialect import Dialect, claimed_identity

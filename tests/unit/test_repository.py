@@ -93,7 +93,7 @@ def test_a_dependency_whose_private_names_are_used_is_of_one_minor_version(name:
 def test_private_names_of_dependencies_are_used_in_one_module_for_each_pinned_one() -> None:
     assert private_names(PACKAGE) == {
         "jina/connections.py": {"_create_connection", "_factory", "_retry_connection"},
-        "bus/client.py": {
+        "nats_client/client.py": {
             *("_build_message", "_close", "_connect_command", "_current_server", "_id", "_io_writer", "_pending"),
             *("_pending_data_size", "_process_connect_init", "_process_err", "_process_headers", "_process_info"),
             *("_process_msg", "_process_op_err", "_process_ping", "_process_pong", "_ps", "_read_loop", "_remove_sub"),

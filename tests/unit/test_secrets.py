@@ -33,7 +33,6 @@ from pydantic import BaseModel, SecretStr, ValidationError, field_validator
 from typer.testing import CliRunner
 
 from openapi_tool.bootstrap import build_bootstrap
-from openapi_tool.bus.dead_letter_records import unmasked_letter, without_secrets
 from openapi_tool.cli import app, call
 from openapi_tool.environment import likely_secrets
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
@@ -41,6 +40,7 @@ from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.options import RetryOptions
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.jina.response import Expected
+from openapi_tool.kernel.jetstream.dead_letter_records import unmasked_letter, without_secrets
 from openapi_tool.local.caller import ResultRows
 from openapi_tool.protocol.errors import ToolError, ToolMisconfigured
 from openapi_tool.quotas.permits import Permit, PermitRequest, Unlimited

@@ -34,9 +34,9 @@ from opentelemetry.trace import get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from prometheus_client import REGISTRY
 
-from openapi_tool.bus.connection_errors import describe_connection_error
-from openapi_tool.bus.options import BusOptions, NatsOptions
-from openapi_tool.kernel.failures import describe_connection_error as describe_database_error
+from openapi_tool.kernel.postgres.failures import describe_connection_error as describe_database_error
+from openapi_tool.nats_client.connection_errors import describe_connection_error
+from openapi_tool.nats_client.options import BusOptions, NatsOptions
 from openapi_tool.open_files import OUT_OF_FILES
 from openapi_tool.protocol.attempts import UpstreamAttempt
 from openapi_tool.protocol.tracing import SpanContext, TraceLink, parse_traceparent

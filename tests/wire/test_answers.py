@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
-from openapi_tool.kernel.store import KernelStore
+from openapi_tool.kernel.postgres.store import KernelStore
 from openapi_tool.local.placed_call import PlacedCall
 from tests.conftest import AGENT, PROJECT, reader_tool, search_tool
 from tests.requirements import requirement

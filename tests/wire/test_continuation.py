@@ -17,10 +17,10 @@ from typing import Any
 import asyncpg
 import pytest
 
-from openapi_tool.bus.parked_results import PARKED_BUCKET
-from openapi_tool.executor import commit as committing
-from openapi_tool.executor import parked_results
-from openapi_tool.kernel.store import KernelStore
+from openapi_tool.kernel.jetstream.parked_results import PARKED_BUCKET
+from openapi_tool.kernel.pipeline import commit as committing
+from openapi_tool.kernel.pipeline import parked_results
+from openapi_tool.kernel.postgres.store import KernelStore
 from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.protocol.cards import Card
 from openapi_tool.protocol.errors import Unavailable

@@ -19,12 +19,12 @@ from nats.js.api import AckPolicy, ConsumerConfig, DiscardPolicy, StreamConfig
 from prometheus_client import REGISTRY
 from typer.testing import CliRunner, Result
 
-from openapi_tool.bus.dead_letter_reader import abandoned_commands
-from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
-from openapi_tool.bus.dead_letters import SUBJECT_FILTER, SUBJECT_PREFIX
-from openapi_tool.bus.options import DurableOptions, NatsOptions
 from openapi_tool.cli import app
+from openapi_tool.kernel.jetstream.dead_letter_reader import abandoned_commands
+from openapi_tool.kernel.jetstream.dead_letters import STREAM as DEAD_LETTERS
+from openapi_tool.kernel.jetstream.dead_letters import SUBJECT_FILTER, SUBJECT_PREFIX
 from openapi_tool.local.caller import STREAM
+from openapi_tool.nats_client.options import DurableOptions, NatsOptions
 from openapi_tool.protocol.command import MAX_BODY_BYTES, Delivery
 from tests.conftest import PROJECT
 from tests.requirements import requirement

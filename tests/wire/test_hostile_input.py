@@ -18,13 +18,13 @@ from nats.js.errors import NotFoundError
 from typer.testing import CliRunner
 
 from openapi_tool.bootstrap import build_bootstrap
-from openapi_tool.bus import connection
-from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
 from openapi_tool.cli import app
 from openapi_tool.jina.definition_checks import definition_problems
+from openapi_tool.kernel.jetstream.dead_letters import STREAM as DEAD_LETTERS
 from openapi_tool.local.caller import STREAM
 from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.stack import EmbeddedStack
+from openapi_tool.nats_client import connection
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry.logs import JsonFormatter
 from openapi_tool.telemetry.redact import Redactor

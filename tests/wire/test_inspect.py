@@ -17,13 +17,13 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from prometheus_client import REGISTRY
 from typer.testing import CliRunner
 
-from openapi_tool.bus.command_state import wakeups_of
-from openapi_tool.bus.instance import INSTANCE
-from openapi_tool.bus.leases import BUCKET as LEASES
-from openapi_tool.bus.leases import lease_key
-from openapi_tool.bus.options import DurableOptions, NatsOptions
 from openapi_tool.cli import app
+from openapi_tool.kernel.jetstream.command_state import wakeups_of
+from openapi_tool.kernel.jetstream.instance import INSTANCE
+from openapi_tool.kernel.jetstream.leases import BUCKET as LEASES
+from openapi_tool.kernel.jetstream.leases import lease_key
 from openapi_tool.local.placed_call import PlacedCall
+from openapi_tool.nats_client.options import DurableOptions, NatsOptions
 from openapi_tool.protocol.tracing import parse_traceparent
 from openapi_tool.telemetry import calls
 from openapi_tool.telemetry.logs import JsonFormatter

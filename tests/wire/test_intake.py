@@ -18,21 +18,21 @@ from nats.js.api import AckPolicy, ConsumerConfig
 from nats.js.errors import BucketNotFoundError, NoKeysError, NotFoundError
 
 from openapi_tool.bootstrap import build_bootstrap
-from openapi_tool.bus import pull_consumer as pull_module
-from openapi_tool.bus.client import BusClient
-from openapi_tool.bus.connection import connected
-from openapi_tool.bus.consumer import CommandConsumer
-from openapi_tool.bus.dead_letters import DeadLetters
-from openapi_tool.bus.durable_monitor import DurableMonitor
-from openapi_tool.bus.fetch_mode import FetchMode
-from openapi_tool.bus.hand_back import notice_subject
-from openapi_tool.bus.options import INBOX, ConsumerOptions, DurableOptions, NatsOptions
-from openapi_tool.bus.pull_consumer import PullConsumer
-from openapi_tool.bus.server_clock import ServerClock
-from openapi_tool.bus.streams import Durable
+from openapi_tool.kernel.jetstream import pull_consumer as pull_module
+from openapi_tool.kernel.jetstream.consumer import CommandConsumer
+from openapi_tool.kernel.jetstream.dead_letters import DeadLetters
+from openapi_tool.kernel.jetstream.durable_monitor import DurableMonitor
+from openapi_tool.kernel.jetstream.fetch_mode import FetchMode
+from openapi_tool.kernel.jetstream.hand_back import notice_subject
+from openapi_tool.kernel.jetstream.pull_consumer import PullConsumer
+from openapi_tool.kernel.jetstream.streams import Durable
 from openapi_tool.local.caller import STREAM
 from openapi_tool.local.servers import free_port
 from openapi_tool.local.stack import EmbeddedStack
+from openapi_tool.nats_client.client import BusClient
+from openapi_tool.nats_client.connection import connected
+from openapi_tool.nats_client.options import INBOX, ConsumerOptions, DurableOptions, NatsOptions
+from openapi_tool.nats_client.server_clock import ServerClock
 from openapi_tool.options.executor import ExecutorOptions
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.settlement import Acknowledge, Settlement

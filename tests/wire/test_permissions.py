@@ -18,24 +18,24 @@ from nats.js.api import KeyValueConfig
 from typer.testing import CliRunner
 
 from openapi_tool.bootstrap import build_bootstrap
-from openapi_tool.bus import leases
-from openapi_tool.bus.ack_floor import AckFloor, load_ack_floor, save_ack_floor
-from openapi_tool.bus.client import BusClient, Denied
-from openapi_tool.bus.connection import connected
-from openapi_tool.bus.dead_letters import DeadLetters
-from openapi_tool.bus.leases import Leases
-from openapi_tool.bus.parked_results import PARKED_BUCKET
-from openapi_tool.bus.record_store import BUDGETS, LIMITS
-from openapi_tool.bus.replica_statistics import gather_stats
-from openapi_tool.bus.session_key import shared_session_key
-from openapi_tool.bus.shared_bucket import BUCKET, shared_bucket
-from openapi_tool.bus.streams import Durable, ensure_durable, replica_count
-from openapi_tool.bus.switches import SWITCHES_KEY, SwitchMonitor, change_switches, load_switches
 from openapi_tool.cli import app
-from openapi_tool.kernel.store import KernelStore
+from openapi_tool.kernel.jetstream import leases
+from openapi_tool.kernel.jetstream.ack_floor import AckFloor, load_ack_floor, save_ack_floor
+from openapi_tool.kernel.jetstream.dead_letters import DeadLetters
+from openapi_tool.kernel.jetstream.leases import Leases
+from openapi_tool.kernel.jetstream.parked_results import PARKED_BUCKET
+from openapi_tool.kernel.jetstream.record_store import BUDGETS, LIMITS
+from openapi_tool.kernel.jetstream.replica_statistics import gather_stats
+from openapi_tool.kernel.jetstream.session_key import shared_session_key
+from openapi_tool.kernel.jetstream.shared_bucket import BUCKET, shared_bucket
+from openapi_tool.kernel.jetstream.streams import Durable, ensure_durable, replica_count
+from openapi_tool.kernel.jetstream.switches import SWITCHES_KEY, SwitchMonitor, change_switches, load_switches
+from openapi_tool.kernel.postgres.store import KernelStore
 from openapi_tool.local.caller import STREAM, Caller
 from openapi_tool.local.servers import NatsServer
 from openapi_tool.local.stack import EmbeddedStack
+from openapi_tool.nats_client.client import BusClient, Denied
+from openapi_tool.nats_client.connection import connected
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry.redact import Redactor

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from openapi_tool.executor import pipeline
+from openapi_tool.kernel.pipeline import pipeline
 from openapi_tool.local.caller import STREAM
 from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.protocol.command import BODY_SIZE_HEADER

@@ -16,15 +16,15 @@ from nats.js.api import StreamConfig
 from prometheus_client import REGISTRY
 
 from openapi_tool.bootstrap import build_bootstrap
-from openapi_tool.bus import doorbells
-from openapi_tool.bus.connection import connected
-from openapi_tool.bus.doorbells import WakeupPublisher
-from openapi_tool.bus.leases import BUCKET, Lease, Leases, LeaseTaken, lease_key
 from openapi_tool.jina.backend import JinaBackend
 from openapi_tool.jina.byte_semaphore import ByteSemaphore, ResponseMemory, max_call_memory
-from openapi_tool.kernel.store import KernelStore
+from openapi_tool.kernel.jetstream import doorbells
+from openapi_tool.kernel.jetstream.doorbells import WakeupPublisher
+from openapi_tool.kernel.jetstream.leases import BUCKET, Lease, Leases, LeaseTaken, lease_key
+from openapi_tool.kernel.postgres.store import KernelStore
 from openapi_tool.local.caller import STREAM
 from openapi_tool.local.stack import EmbeddedStack
+from openapi_tool.nats_client.connection import connected
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.report import Wakeup

@@ -17,9 +17,9 @@ import pytest
 from nats.js.errors import NotFoundError
 from prometheus_client import generate_latest
 
-from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
-from openapi_tool.bus.dead_letters import SUBJECT_PREFIX
-from openapi_tool.kernel.store import KernelStore
+from openapi_tool.kernel.jetstream.dead_letters import STREAM as DEAD_LETTERS
+from openapi_tool.kernel.jetstream.dead_letters import SUBJECT_PREFIX
+from openapi_tool.kernel.postgres.store import KernelStore
 from openapi_tool.local.caller import STREAM
 from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.options.postgres import PoolOptions, PostgresOptions

@@ -14,8 +14,8 @@ import pytest
 from nats.js.errors import NotFoundError
 
 from openapi_tool.bootstrap import build_bootstrap
-from openapi_tool.bus.connection import connected
 from openapi_tool.local.stack import EmbeddedStack
+from openapi_tool.nats_client.connection import connected
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.settings import Settings
 from openapi_tool.state.change import change

@@ -25,7 +25,9 @@ from tenacity import stop_after_delay, wait_fixed
 from typer.testing import CliRunner
 
 from openapi_tool.bootstrap import build_bootstrap
-from openapi_tool.bus import (
+from openapi_tool.cli import app
+from openapi_tool.concurrency.retries import retried
+from openapi_tool.kernel.jetstream import (
     dead_letters,
     durable_capacity,
     durable_monitor,
@@ -34,25 +36,23 @@ from openapi_tool.bus import (
     session_key,
     shared_bucket,
 )
-from openapi_tool.bus.client import BusClient, routed
-from openapi_tool.bus.connection import connected
-from openapi_tool.bus.consumer import CommandConsumer
-from openapi_tool.bus.dead_letters import DeadLetters
-from openapi_tool.bus.doorbells import WakeupPublisher
-from openapi_tool.bus.durable import _has_quorum
-from openapi_tool.bus.durable_monitor import DurableMonitor
-from openapi_tool.bus.leases import Lease, Leases
-from openapi_tool.bus.options import DurableOptions
-from openapi_tool.bus.record_store import BUDGETS, LIMITS
-from openapi_tool.bus.server_clock import ServerClock
-from openapi_tool.bus.session_key import shared_session_key
-from openapi_tool.bus.storage_check import StorageMonitor
-from openapi_tool.bus.streams import Durable, StreamMissing, ensure_durable, replica_count
-from openapi_tool.cli import app
-from openapi_tool.concurrency.retries import retried
+from openapi_tool.kernel.jetstream.consumer import CommandConsumer
+from openapi_tool.kernel.jetstream.dead_letters import DeadLetters
+from openapi_tool.kernel.jetstream.doorbells import WakeupPublisher
+from openapi_tool.kernel.jetstream.durable import _has_quorum
+from openapi_tool.kernel.jetstream.durable_monitor import DurableMonitor
+from openapi_tool.kernel.jetstream.leases import Lease, Leases
+from openapi_tool.kernel.jetstream.record_store import BUDGETS, LIMITS
+from openapi_tool.kernel.jetstream.session_key import shared_session_key
+from openapi_tool.kernel.jetstream.storage_check import StorageMonitor
+from openapi_tool.kernel.jetstream.streams import Durable, StreamMissing, ensure_durable, replica_count
 from openapi_tool.local.caller import STREAM, Caller
 from openapi_tool.local.servers import NatsServer, free_port
 from openapi_tool.local.stack import EmbeddedStack
+from openapi_tool.nats_client.client import BusClient, routed
+from openapi_tool.nats_client.connection import connected
+from openapi_tool.nats_client.options import DurableOptions
+from openapi_tool.nats_client.server_clock import ServerClock
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.settings import Settings
@@ -670,7 +670,7 @@ async def test_the_monitor_does_not_delay_a_start(watched: Watched, monkeypatch:
             raise asyncio.CancelledError
 
     watched.consumer.durable = None
-    monkeypatch.setattr("openapi_tool.bus.durable_monitor.asyncio.sleep", create_durable_meanwhile)
+    monkeypatch.setattr("openapi_tool.kernel.jetstream.durable_monitor.asyncio.sleep", create_durable_meanwhile)
     with pytest.raises(asyncio.CancelledError):
         await watched.monitor.run()
     assert pauses[0] <= 0.1

@@ -1,1 +1,0 @@
-"""NATS: receives commands, publishes doorbells and dead letters."""

@@ -1,0 +1,1 @@
+"""The engine: runs one tool call, whichever door it came through."""

@@ -1,1 +1,0 @@
-"""Executor: runs one call from command to settlement."""

@@ -1,0 +1,37 @@
+"""Ids that a command claims, unverified: its project, and those of its log lines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nats.aio.msg import Msg
+
+from openapi_tool.protocol.command import Delivery
+from openapi_tool.protocol.dialect import claimed_identity
+from openapi_tool.tools.wording import short
+
+_PROJECT = 2  # place in cg.VERSION.PROJECT.…
+_IDS = ("agent_id", "agent_turn_id", "tool_call_id")
+_MAX_PARSED_BYTES = 16_384  # of a body; a valid one has 1 kB
+_MAX_LOGGED_CHARS = 128
+
+
+def project_of(subject: str) -> str:
+    """Return the project in a command's subject, empty if it has none."""
+    tokens = subject.split(".", _PROJECT + 1)
+    return tokens[_PROJECT] if len(tokens) > _PROJECT else ""
+
+
+def ids_of(command: Delivery | Msg) -> dict[str, Any]:
+    """Return the ids that a command claims, each truncated, for log lines.
+
+    Of a held command give its delivery: its message is empty (`kernel/jetstream/deliveries.py`).
+    """
+    subject, headers, data = command.subject, command.headers or {}, command.data
+    sequence = command.stream_sequence if isinstance(command, Delivery) else command.metadata.sequence.stream
+    claimed = claimed_identity(subject, headers, data if len(data) <= _MAX_PARSED_BYTES else b"")
+    ids = {"protocol": subject.removeprefix("cg.").partition(".")[0], "project_id": project_of(subject)}
+    ids |= {name: getattr(claimed, name) or "" for name in _IDS}
+    if claimed.trace is not None:
+        ids["trace_id"] = claimed.trace.trace_id
+    return {"stream_sequence": sequence, **{name: short(value, _MAX_LOGGED_CHARS) for name, value in ids.items()}}

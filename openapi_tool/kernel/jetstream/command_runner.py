@@ -1,0 +1,162 @@
+"""Run one command in a slot: take its lease if it was redelivered, handle it, settle it or hand it back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import nats.errors
+
+from openapi_tool.concurrency.cancellation import shielded
+from openapi_tool.kernel.jetstream.claimed_ids import ids_of
+from openapi_tool.kernel.jetstream.dead_letters import DeadLetters
+from openapi_tool.kernel.jetstream.held import Held
+from openapi_tool.kernel.jetstream.leases import Lease, Leases, LeaseTaken
+from openapi_tool.options.executor import ExecutorOptions
+from openapi_tool.protocol.command import Delivery
+from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.protocol.settlement import Acknowledge, Requeue, Settlement, StoreDeadLetter
+from openapi_tool.telemetry import metrics
+from openapi_tool.telemetry.logs import CALL_FIELDS
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[Delivery], Awaitable[Settlement]]
+
+_ACK_TIMEOUT_S = 5.0
+_HAND_BACK_TIMEOUT_S = 2.0
+_SETTLE_S = 6.0  # after a cancellation; longer than _ACK_TIMEOUT_S
+
+_SUSPECT_RUNS = 2  # lost with their executor, until a command is suspected of killing it
+_SUSPECTS_SHARE = 1 / 4
+"""Fraction of the slots for suspects: if one kills the executor, each other suspect beside it counts a lost run, too. A
+smaller share would delay commands whose executors died for another reason."""
+
+_SUSPECT_RETRY_S = 0.5  # if no slot for suspects is free
+
+
+@dataclass(frozen=True, slots=True)
+class _RunLater:
+    """The command is not run here now: another executor runs it, or no slot for suspects is free."""
+
+    retry_in_s: float
+
+
+class CommandRunner:
+    """Runs commands with `handle` and settles them.
+
+    A command whose executor died `max_lost_runs` times gets an error result without being run.
+    """
+
+    def __init__(
+        self,
+        leases: Leases,
+        dead_letters: DeadLetters,
+        handle: Handler,
+        options: ExecutorOptions,
+    ) -> None:
+        self._leases = leases
+        self._dead_letters = dead_letters
+        self._handle = handle
+        self._max_lost_runs = options.max_lost_runs
+        self._suspect_slots = asyncio.Semaphore(max(1, int(options.concurrency * _SUSPECTS_SHARE)))
+
+    async def run(self, work: Held) -> None:
+        """Handle and settle a command; a cancellation does not interrupt a settlement that is decided."""
+        CALL_FIELDS.set(partial(ids_of, work.delivery))
+        try:
+            settlement = await self._own_and_handle(work)
+            await shielded(self._settle(work, settlement), _SETTLE_S)
+        except asyncio.CancelledError as cancelled:
+            if work.settling:
+                _log_unsettled(work, cancelled)
+            else:
+                await shielded(self._hand_back(work), _HAND_BACK_TIMEOUT_S)
+            raise
+        except (nats.errors.Error, OSError, Unavailable) as error:
+            _log_unsettled(work, error)
+
+    async def _own_and_handle(self, work: Held) -> Settlement | _RunLater:
+        if work.never_run:
+            return await self._handle(work.delivery)
+        work.forgive_on_hand_back = False  # until `_begin` counts this run, there is nothing to take off
+        lease = await self._leases.take(work.delivery)
+        _log_redelivery(work.delivery, lease)
+        if isinstance(lease, LeaseTaken):
+            return _RunLater(lease.retry_in_s)
+        if lease.lost < _SUSPECT_RUNS:
+            return await self._begin_and_handle(work, lease)
+        if self._suspect_slots.locked():
+            await self._leases.release(lease)
+            return _RunLater(_SUSPECT_RETRY_S)  # to wait here would block a slot
+        async with self._suspect_slots:
+            return await self._begin_and_handle(work, lease)
+
+    async def _begin_and_handle(self, work: Held, lease: Lease) -> Settlement:
+        work.lease = lease
+        await shielded(self._begin(work, lease), _HAND_BACK_TIMEOUT_S)
+        work.delivery = replace(work.delivery, exhausted=lease.lost >= self._max_lost_runs)
+        return await self._handle(work.delivery)
+
+    async def _begin(self, work: Held, lease: Lease) -> None:
+        await self._leases.begin(lease)
+        work.forgive_on_hand_back = True
+
+    async def _settle(self, work: Held, settlement: Settlement | _RunLater) -> None:
+        work.settling = True
+        message = work.message
+        match settlement:
+            case Acknowledge():
+                await message.ack()  # if the ack is lost, the redelivered command finds its stored result
+            case Requeue(delay_s, defect, reason):
+                log.info("command requeued: %s", reason, extra={"action": "command.requeued"} | ids_of(work.delivery))
+                await self._leases.hand_back(work.delivery, forgive=work.forgive_on_hand_back and not defect)
+                await message.nak(delay=delay_s)
+            case _RunLater(retry_in_s) if not work.stale:
+                await message.nak(delay=retry_in_s)
+            case _RunLater():
+                # Stale: while this process was stopped the server redelivered the command to the executor that holds
+                # the lease. That one settles it; a settlement from here would end or repeat its delivery (ADR 4).
+                pass
+            case StoreDeadLetter(reason, text, terminate):
+                await self._dead_letters.record(work.delivery, reason, text)
+                if terminate:
+                    await message.term()
+                else:
+                    await message.ack_sync(timeout=_ACK_TIMEOUT_S)
+        if work.lease is not None and isinstance(settlement, (Acknowledge, StoreDeadLetter)):
+            await self._leases.settle(work.lease)
+
+    async def _hand_back(self, work: Held) -> None:
+        try:
+            async with asyncio.timeout(_HAND_BACK_TIMEOUT_S):
+                await self._leases.hand_back(work.delivery, forgive=work.forgive_on_hand_back)
+                if not work.message.is_acked:
+                    await work.message.nak()
+            log.info("handed a command back", extra={"action": "call.handed_back"} | ids_of(work.delivery))
+        except (nats.errors.Error, OSError, Unavailable, TimeoutError) as error:
+            _log_unsettled(work, error, "cannot hand a command back; the server redelivers it after AckWait")
+
+
+def _log_unsettled(
+    work: Held, error: BaseException, message: str = "cannot settle a command; the server redelivers it"
+) -> None:
+    why = f"{type(error).__name__}: {error}"
+    log.warning(message, extra={"action": "call.unsettled", "error": why} | ids_of(work.delivery))
+
+
+def _log_redelivery(delivery: Delivery, lease: Lease | LeaseTaken) -> None:
+    metrics.REDELIVERED.inc()
+    log.info(
+        "command redelivered",
+        extra={
+            "action": "call.redelivered",
+            "attempt": delivery.attempt,
+            "lost": lease.lost if isinstance(lease, Lease) else None,
+            "retry_in_s": round(lease.retry_in_s, 3) if isinstance(lease, LeaseTaken) else None,
+        }
+        | ids_of(delivery),
+    )

@@ -1,0 +1,163 @@
+"""State of one call's commands in NATS, for `openapi-tool inspect`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import orjson
+from nats.aio.client import Client
+from nats.js.errors import KeyNotFoundError, NotFoundError
+
+from openapi_tool.kernel.jetstream import leases
+from openapi_tool.kernel.jetstream.dead_letter_reader import dead_letters
+from openapi_tool.kernel.jetstream.dead_letter_records import DeadLetter
+from openapi_tool.kernel.jetstream.replica_statistics import gather_stats
+from openapi_tool.kernel.jetstream.stored_messages import StoredMessage, stream_messages
+from openapi_tool.nats_client.options import DurableOptions
+from openapi_tool.protocol.command import Delivery
+from openapi_tool.protocol.dialect import claimed_identity
+from openapi_tool.protocol.headers import TRACEPARENT
+from openapi_tool.protocol.subjects import command_filter, wakeup_filter
+
+_MAX_SEARCHED = 100_000  # messages of the command stream
+_REPLY_TIMEOUT_S = 0.5
+_MAX_CLOCK_SKEW = timedelta(seconds=60)  # clocks of database and NATS differ
+_MAX_WAKEUP_DELAY = timedelta(hours=1)  # after the report: a redelivery of the command publishes the doorbell again
+
+
+@dataclass(frozen=True, slots=True)
+class CommandState:
+    """State of a command: stream position, delivery state of the durable, lease.
+
+    `delivered` and `ack_floor` are stream sequences, None without a durable; `pending` counts undelivered commands.
+    `lease` is None after a single delivery, and from an hour after its last change. `holder` holds the command, and
+    `running` means that it runs it; `answering`: any replica replied.
+    """
+
+    sequence: int
+    subject: str
+    published_at: datetime
+    delivered: int | None = None
+    ack_floor: int | None = None
+    pending: int = 0
+    paused: bool = False
+    lease: dict[str, Any] | None = None
+    holder: str | None = None
+    running: bool = False
+    answering: bool = False
+
+
+async def commands_of(
+    client: Client, options: DurableOptions, project_id: str, tool_call_id: str, since: datetime | None
+) -> list[CommandState]:
+    """Return the commands of a call (several if it was replayed), searched from `since`. Raises nats.errors.Error."""
+    target = options.filter_subject.split(".")[6]  # cg.VERSION.PROJECT.CHANNEL.cmd.tool.TARGET.SUFFIX
+    subject = command_filter(options.version, project_id, "*", target)
+    deliveries: list[Delivery] = []
+    async for message in _searched(client, options, subject, since):
+        delivery = message.delivery
+        claimed = claimed_identity(delivery.subject, delivery.headers, delivery.data)
+        if claimed.tool_call_id == tool_call_id:
+            deliveries.append(delivery)
+    return [await _state(client, options, delivery) for delivery in deliveries]
+
+
+async def _searched(
+    client: Client, options: DurableOptions, subject: str, since: datetime | None
+) -> AsyncGenerator[StoredMessage, None]:
+    try:
+        stream = await client.jetstream().find_stream_name_by_subject(options.filter_subject)
+    except NotFoundError:
+        return
+    left = _MAX_SEARCHED
+    async with aclosing(stream_messages(client, stream, subject, since and since - _MAX_CLOCK_SKEW)) as messages:
+        async for message in messages:
+            yield message
+            left -= 1
+            if not left:
+                return
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWakeup:
+    """Stored doorbell message."""
+
+    sequence: int
+    subject: str
+    published_at: datetime
+
+
+async def wakeups_of(
+    client: Client, options: DurableOptions, project_id: str, traceparent: str, reported_at: datetime
+) -> list[StoredWakeup]:
+    """Return the doorbells of a report, by its `traceparent`. Raises nats.errors.Error."""
+    wakeups: list[StoredWakeup] = []
+    # Not closed here, a generator would end its subscription in a task of its own, perhaps after the connection.
+    async with aclosing(_searched(client, options, wakeup_filter(options.version, project_id), reported_at)) as found:
+        async for message in found:
+            if message.headers.get(TRACEPARENT) == traceparent:
+                wakeups.append(StoredWakeup(message.sequence, message.subject, message.published_at))
+            if message.published_at > reported_at + _MAX_WAKEUP_DELAY:
+                break
+    return wakeups
+
+
+async def with_holder(client: Client, options: DurableOptions, state: CommandState) -> CommandState:
+    """Ask the replicas who holds a command that is delivered and not settled. Raises nats.errors.Error."""
+    if state.delivered is None or not (state.ack_floor or 0) < state.sequence <= state.delivered:
+        return state
+    replicas = await gather_stats(client, _REPLY_TIMEOUT_S)
+    for replica in replicas:
+        work = replica.get("work") or {}
+        running = state.sequence in work.get("running", ())
+        if replica.get("durable") == options.name and (running or state.sequence in work.get("waiting", ())):
+            return replace(state, holder=replica["instance"], running=running, answering=True)
+    return replace(state, answering=bool(replicas))
+
+
+async def _state(client: Client, options: DurableOptions, delivery: Delivery) -> CommandState:
+    state = CommandState(delivery.stream_sequence, delivery.subject, delivery.published_at)
+    try:
+        info = await client.jetstream().consumer_info(delivery.stream, options.name)
+    except NotFoundError:
+        return state
+    return replace(
+        state,
+        delivered=info.delivered.stream_seq if info.delivered else 0,
+        ack_floor=info.ack_floor.stream_seq if info.ack_floor else 0,
+        pending=info.num_pending or 0,
+        paused=bool(getattr(info, "paused", False)),
+        lease=await _lease(client, delivery.stream, delivery.stream_sequence),
+    )
+
+
+async def _lease(client: Client, stream: str, sequence: int) -> dict[str, Any] | None:
+    try:
+        entry = await (await client.jetstream().key_value(leases.BUCKET)).get(leases.lease_key(stream, sequence))
+    except (KeyNotFoundError, NotFoundError):
+        return None
+    value = orjson.loads(entry.value or b"null")
+    return value if isinstance(value, dict) else None
+
+
+async def dead_letters_of(
+    client: Client,
+    options: DurableOptions,
+    project_id: str,
+    tool_call_id: str,
+    clean: Callable[[DeadLetter], DeadLetter],
+) -> list[dict[str, Any]]:
+    """Return reason, message and times of the call's dead letters, masked by `clean`. Raises nats.errors.Error."""
+    letters = []
+    async for letter in dead_letters(client):
+        claimed = claimed_identity(letter.subject, letter.headers, letter.data)
+        # Kernels of several protocol versions may share the stream, with equal ids.
+        ids = (letter.version, claimed.project_id, claimed.tool_call_id)
+        if ids == (options.version, project_id, tool_call_id):
+            shown = asdict(clean(letter))
+            letters.append({name: shown[name] for name in ("number", "reason", "message", "published_at", "attempt")})
+    return letters

@@ -1,0 +1,345 @@
+"""Consume commands from the durable consumer: pull, hold, run, send heartbeats, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import nats.errors
+from nats.aio.msg import Msg
+
+from openapi_tool.kernel.jetstream.claimed_ids import ids_of
+from openapi_tool.kernel.jetstream.dead_letters import DeadLetters
+from openapi_tool.kernel.jetstream.deliveries import ForeignMessage
+from openapi_tool.kernel.jetstream.durable import observe
+from openapi_tool.kernel.jetstream.fetch_mode import FetchMode
+from openapi_tool.kernel.jetstream.heartbeats import Heartbeats
+from openapi_tool.kernel.jetstream.held import Held
+from openapi_tool.kernel.jetstream.intake import Intake
+from openapi_tool.kernel.jetstream.leases import Leases
+from openapi_tool.kernel.jetstream.pull_consumer import ConsumerGone, LookAhead, PullConsumer
+from openapi_tool.kernel.jetstream.scheduler import new_scheduler
+from openapi_tool.kernel.jetstream.slots import Slots
+from openapi_tool.kernel.jetstream.streams import Durable, ensure_durable
+from openapi_tool.kernel.jetstream.command_runner import CommandRunner, Handler
+from openapi_tool.nats_client.client import BusClient
+from openapi_tool.nats_client.options import ConsumerOptions
+from openapi_tool.nats_client.server_clock import ServerClock
+from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.telemetry import metrics
+
+log = logging.getLogger(__name__)
+
+_RETRY_S = 1.0  # between attempts to look up or create the durable
+_STALL_SHARE = 1 / 3  # of AckWait: after a longer stall, held messages may have been redelivered elsewhere
+_DOUBT_S = 1.0  # a message received in this time after a stall may have been sent during the stall
+_HAND_BACK_TIMEOUT_S = 5.0  # on shutdown; the remaining commands are redelivered after AckWait
+
+
+class BackgroundTaskEnded(Exception):
+    """The task that pulls or sends heartbeats ended, which is a defect; the process must end, too."""
+
+
+class CommandConsumer:
+    """Fetches commands, holds them until a slot is free, and sends heartbeats until they are settled.
+
+    `mode` limits fetching. `clock` is set to the server's time.
+    """
+
+    def __init__(
+        self,
+        client: BusClient,
+        options: ConsumerOptions,
+        dead_letters: DeadLetters,
+        handle: Handler,
+        mode: Callable[[], FetchMode] = lambda: FetchMode.UNLIMITED,
+        clock: ServerClock | None = None,
+        slots: Slots | None = None,
+    ) -> None:
+        clock = clock or ServerClock()
+        self._client = client
+        self._options = options
+        self._concurrency = options.executor.concurrency
+        self._dead_letters = dead_letters
+        self._mode = mode
+        self._clock = clock
+        self.leases = Leases(client, options.durable.nats.ack_wait_s, options.replicas, clock.time)
+        self._command_runner = CommandRunner(self.leases, dead_letters, handle, options.executor)
+        self._heartbeats = Heartbeats(self.leases, options.durable.nats.ack_wait_s)
+        self._intake = Intake(options.executor, new_scheduler(options.fairness), client.publish)
+        self._stale_until = 0.0
+        self._draining = False
+        self._slots = slots or Slots(self._concurrency)
+        self._slots.wake = self.wake
+        self._running: dict[asyncio.Task[None], Held] = {}
+        self._pull: PullConsumer | None = None
+        self._look_ahead: LookAhead | None = None
+        self.durable: Durable | None = None
+        self.durable_error = ""
+        self._background_tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def running(self) -> int:
+        """Number of running calls."""
+        return len(self._running)
+
+    def work(self) -> dict[str, Any]:
+        """Return the commands that run here and those that wait for a slot, by stream sequence."""
+        running = {work.delivery.stream_sequence for work in self._running.values()}
+        waiting = [sequence for sequence in self._intake.held if sequence not in running]
+        return {"running": sorted(running), "waiting": waiting}
+
+    @property
+    def _free(self) -> int:
+        """Number of free slots; negative if paused calls resumed while all slots were in use."""
+        return self._concurrency - len(self._running) + self._slots.released
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds since the server last answered the open pull request, infinite before the first one."""
+        return self._pull.silence_s if self._pull is not None else math.inf
+
+    def stalled(self, seconds: float) -> None:
+        """Handle a stall of the event loop: held commands may have been redelivered elsewhere."""
+        if seconds > self._heartbeats.ack_wait_s * _STALL_SHARE:
+            self._stale_until = time.monotonic() + _DOUBT_S
+            self._intake.mark_stale()
+
+    def start(self) -> None:
+        """Start consuming in the background; retry after connection losses and while the durable is missing."""
+        intake = self._intake
+        metrics.SLOTS.set_function(lambda: self._concurrency)
+        metrics.RUNNING.set_function(lambda: self.running)
+        metrics.HELD.set_function(lambda: len(intake.held))
+        metrics.WAITING.set_function(lambda: intake.waiting)
+        metrics.OLDEST_HELD.set_function(lambda: intake.oldest_s(self._clock.time()))
+        self._background_tasks = [
+            asyncio.create_task(self._keep_pulling(), name="pull"),
+            asyncio.create_task(self._intake.hand_backs.run(), name="hand-backs"),
+            asyncio.create_task(self._send_heartbeats(), name="heartbeat"),
+        ]
+
+    async def failed(self) -> None:
+        """Wait until a background task ends. Raises BackgroundTaskEnded with the cause."""
+        await asyncio.wait(self._background_tasks, return_when=asyncio.FIRST_COMPLETED)
+        _raise_if_ended(self._background_tasks)
+
+    async def stop(self, grace_s: float, hand_back_s: float = _HAND_BACK_TIMEOUT_S) -> None:
+        """Stop fetching, hand back waiting commands, let calls finish, hand back the others.
+
+        Calls get `grace_s` seconds from now on to finish, and `hand_back_s` from their cancellation on; commands that
+        are not handed back by then are redelivered after AckWait. Calls that wait for a permit and have sent no request
+        are handed back at once. If the heartbeat task fails, the grace period ends early, as the server would redeliver
+        running calls, and BackgroundTaskEnded is raised at the end.
+        """
+        pulling, returning, heartbeat = self._background_tasks
+        give_up_at = time.monotonic() + grace_s
+        self._draining = True
+        await _cancel(pulling)
+        await _cancel(returning)  # this task would take from the same queue as `flush` below
+        self._intake.hand_back_waiting()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(hand_back_s):
+                await self._intake.hand_backs.flush()
+        fields = {"running": self.running, "oldest_s": self._oldest_running_s(), "grace_s": round(grace_s, 3)}
+        log.info("draining", extra={"action": "drain.started", **fields})
+        self._hand_back_unsent()
+        await self._wait_for_calls(heartbeat, give_up_at - time.monotonic())
+        handed_back, oldest_s = self.running, self._oldest_running_s()
+        await self._cancel_all(hand_back_s)
+        failed = [heartbeat] if heartbeat.done() else []
+        await _cancel(heartbeat)
+        log.info("drained", extra={"action": "drain.finished", "handed_back": handed_back, "oldest_s": oldest_s})
+        _raise_if_ended(failed)
+
+    def _hand_back_unsent(self) -> None:
+        unsent = self._slots.unsent()
+        for task, work in self._running.items():
+            if work.delivery.stream_sequence in unsent:
+                task.cancel()  # the worker then hands its command back
+
+    async def _wait_for_calls(self, heartbeat: asyncio.Task[None], grace_s: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                while self._running and not heartbeat.done():
+                    await asyncio.wait([*self._running, heartbeat], return_when=asyncio.FIRST_COMPLETED)
+
+    async def _cancel_all(self, within_s: float) -> None:
+        running = list(self._running)
+        await asyncio.sleep(0)  # a task that is cancelled before its first step cannot hand its command back
+        for task in running:
+            task.cancel()
+        if self._running:
+            await asyncio.wait(self._running, timeout=within_s)
+        for work in self._running.values():
+            log.error(
+                "a cancelled call does not end; the server redelivers its command after AckWait",
+                extra={"action": "call.stuck"} | ids_of(work.delivery),
+            )
+
+    def _oldest_running_s(self) -> float:
+        now = time.monotonic()
+        return round(max((now - work.started_at for work in self._running.values()), default=0.0), 3)
+
+    async def _keep_pulling(self) -> None:
+        while True:
+            try:
+                durable = await ensure_durable(self._client, self._options.durable)
+                await observe(self._client, durable, self._clock)  # sets the clock that deadlines and leases use
+                await self._dead_letters.inspect()
+                self.durable = durable
+                self._pull = PullConsumer(self._client, durable, self._free_slots, self._receive)
+                self._look_ahead = LookAhead(self._client, durable, self._look_ahead_batch, self._receive_or_refuse)
+                log.info(
+                    "consuming",
+                    extra={"action": "consumer.started", "stream": durable.stream, "durable": durable.name},
+                )
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(self._pull.run())
+                    group.create_task(self._look_ahead.run())
+                    group.create_task(self._intake.hand_backs.follow(self._client, durable.stream, durable.name))
+            except* (ConsumerGone, nats.errors.Error, OSError, Unavailable) as errors:
+                error = errors.exceptions[0]
+                self.durable_error = str(error)
+                log.warning(
+                    "cannot consume commands; looking up or creating the durable again",
+                    extra={"action": "consumer.lost", "error": f"{type(error).__name__}: {error}"},
+                )
+                await asyncio.sleep(_RETRY_S)
+
+    def wake(self) -> None:
+        """Run or fetch commands after a call ended or paused, or the fetch mode changed."""
+        if self._draining:
+            self._hand_back_unsent()
+        self._run_next()
+        if self._pull is not None:
+            self._pull.wake()
+
+    def renew_pull(self) -> None:
+        """Replace the open pull request: the server may have lost it."""
+        if self._pull is not None:
+            self._pull.renew()
+
+    def ensure_durable_again(self, reason: str) -> None:
+        """Look up or create the durable again; `reason` is for the log."""
+        if self._pull is not None:
+            self._pull.give_up(reason)
+
+    def use_ack_wait(self, seconds: float) -> None:
+        """Use the durable's AckWait for heartbeats and leases."""
+        self._heartbeats.ack_wait_s = self.leases.duration_s = seconds
+
+    def _free_slots(self) -> int:
+        mode = self._mode()
+        if mode is FetchMode.UNLIMITED:
+            return max(0, self._free - self._intake.waiting)
+        return int(mode is FetchMode.PROBE and self._may_probe)
+
+    def _look_ahead_batch(self) -> int:
+        return self._intake.look_ahead if self._busy and self._mode() is FetchMode.UNLIMITED else 0
+
+    @property
+    def _busy(self) -> bool:
+        return self._free <= 0 or self._intake.waiting > 0
+
+    @property
+    def _may_run(self) -> bool:
+        """A slot is free, or some project holds more than 7/8 of them (ADR 6)."""
+        return self._free > 0 or self._free + self._slots.excess > 0
+
+    @property
+    def _may_probe(self) -> bool:
+        """A command may run as a test of the database: one at a time."""
+        return self._free > 0 and not any(work.probe for work in self._running.values())
+
+    def _receive(self, message: Msg) -> bool:
+        """Hold a message until a slot is free. Return False if JetStream did not send it."""
+        try:
+            work = self._intake.take(message, stale=time.monotonic() < self._stale_until)
+        except ForeignMessage:
+            log.warning("ignored a message that JetStream did not send", extra={"action": "pull.foreign"})
+            return False
+        if work is None:
+            return True
+        mode = self._mode()
+        if self._draining or mode is FetchMode.NONE:
+            self._intake.hand_back(work)  # it was sent before fetching stopped
+        elif mode is FetchMode.UNLIMITED:
+            self._intake.wait(work)
+            self._run_next()
+        elif self._may_probe:
+            work.probe = True
+            self._run(work)
+        else:
+            self._intake.hand_back(work)
+        return True
+
+    def _receive_or_refuse(self, message: Msg) -> None:
+        """Hand a surplus message back at once, or hold it. After a stall hold it: it may already run elsewhere."""
+        with suppress(ForeignMessage):  # `_receive` logs it
+            if time.monotonic() >= self._stale_until and self._intake.refuse(message):
+                return
+        self._receive(message)
+
+    def _run_next(self) -> None:
+        if self._mode() is not FetchMode.UNLIMITED:
+            self._intake.hand_back_waiting()
+        while self._may_run and not self._draining and (work := self._intake.next(self._slots.may_begin)):
+            self._run(work)
+        if self._look_ahead is not None and self._busy:
+            self._look_ahead.wake()
+
+    def _run(self, work: Held) -> None:
+        work.started_at = time.monotonic()
+        self._slots.begin(work.delivery.stream_sequence, work.claimed_agent.project)
+        task = asyncio.create_task(self._command_runner.run(work))
+        self._running[task] = work
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        work = self._running.pop(task)
+        requests = self._slots.ended(work.delivery.stream_sequence)
+        self._intake.finished(work, time.monotonic() - work.started_at, requests)
+        self.wake()
+        if not task.cancelled() and (defect := task.exception()):
+            log.error(
+                "an internal error prevented settling a command; the server redelivers it",
+                exc_info=defect,
+                extra={"action": "call.broken"} | ids_of(work.delivery),
+            )
+
+    async def _send_heartbeats(self) -> None:
+        while True:
+            await asyncio.sleep(self._heartbeats.check_every_s)
+            if not self._client.is_connected:
+                self._intake.mark_stale()  # heartbeats do not arrive, so the server may redeliver waiting commands
+            self._cancel_overdue()
+            await self._heartbeats.send(list(self._intake.held.values()))
+
+    def _cancel_overdue(self) -> None:
+        """Cancel calls that run longer than all time limits, which is a defect; each counts as a lost run."""
+        for task, work in self._running.items():
+            # The flag is False after the first cancellation, so no call is cancelled twice.
+            if time.monotonic() - work.started_at > self._options.max_run_s and work.forgive_on_hand_back:
+                log.error(
+                    "a call exceeded every time limit and is cancelled",
+                    extra={"action": "call.overdue"} | ids_of(work.delivery),
+                )
+                work.forgive_on_hand_back = False
+                task.cancel()
+
+
+def _raise_if_ended(background_tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in background_tasks:
+        if task.done():
+            raise BackgroundTaskEnded(task.get_name()) from (None if task.cancelled() else task.exception())
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])

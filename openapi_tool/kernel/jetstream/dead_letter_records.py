@@ -1,0 +1,167 @@
+"""Format of the records of dead letters."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+
+from openapi_tool.kernel.jetstream.deliveries import shown_subject
+from openapi_tool.protocol.command import BodyDigest, Delivery
+from openapi_tool.protocol.dialect import claimed_identity
+from openapi_tool.protocol.headers import TOPOLOGY, TRACEPARENT
+from openapi_tool.telemetry.redact import Redactor
+
+_MAX_WHOLE_BYTES = 160 * 1024
+"""Limit of a record with the whole command: a body of 64 KiB in base64 fits, with headers of ordinary text."""
+
+# Limits of a command that is recorded in part.
+_HEAD_BYTES = 4 * 1024
+_HEADERS_BYTES = 16 * 1024
+_VALUE_CHARS = 1_024
+
+_ID_CHARS = 256
+_MESSAGE_CHARS = 2_000
+_IDENTITY_HEADERS = {name.lower() for name in (*TOPOLOGY, TRACEPARENT)}
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """Command whose result cannot reach any turn; times are ISO 8601.
+
+    `number` is the sequence of its record, 0 before it is stored; of an `abandoned` letter, which has none, that of the
+    command. If not `whole`, `data` holds the first bytes of the body, and headers may be truncated or missing; `size`
+    (bytes) and `sha256` are of the whole body.
+    """
+
+    number: int
+    reason: str
+    message: str
+    subject: str
+    headers: Mapping[str, str]
+    data: bytes
+    size: int
+    sha256: str
+    whole: bool
+    published_at: str
+    stream: str
+    stream_sequence: int
+    attempt: int = 0
+    abandoned: bool = False
+
+    @property
+    def id(self) -> str:
+        """Id on the command line."""
+        return f"command-{self.number}" if self.abandoned else str(self.number)
+
+    @property
+    def version(self) -> str:
+        """Return the protocol version in the subject; empty if it has none."""
+        return self.subject.split(".", 2)[1] if "." in self.subject else ""
+
+    def identity(self) -> dict[str, str | None]:
+        """Return the caller's ids as the command claims them, truncated; None where missing."""
+        claimed = claimed_identity(self.subject, self.headers, self.data)
+        names = ("project_id", "channel_id", "agent_id", "agent_turn_id", "tool_call_id")
+        return {name: (getattr(claimed, name) or "")[:_ID_CHARS] or None for name in names}
+
+
+def without_secrets(letter: DeadLetter, redactor: Redactor) -> DeadLetter:
+    """Return a letter with this executor's secrets masked: a sender may have sent one."""
+    return replace(
+        letter,
+        subject=redactor.text(letter.subject),
+        headers=redactor.value(dict(letter.headers)),
+        data=redactor.text(letter.data.decode(errors="surrogateescape")).encode(errors="surrogateescape"),
+    )
+
+
+def dead_letter(delivery: Delivery, reason: str, message: str, redactor: Redactor) -> DeadLetter:
+    """Make the dead letter of a delivery with secrets masked."""
+    letter = unmasked_letter(delivery, reason, redactor.text(message)[:_MESSAGE_CHARS])
+    if letter.whole:
+        return without_secrets(letter, redactor)
+    # Truncate while masking: to mask first would search a body of any size.
+    beginning = redactor.head(letter.data.decode(errors="surrogateescape"), _HEAD_BYTES)
+    return replace(
+        letter,
+        subject=redactor.text(letter.subject),
+        headers=_bounded_headers(letter.headers, redactor.head),
+        data=beginning.encode(errors="surrogateescape"),
+    )
+
+
+def unmasked_letter(delivery: Delivery, reason: str, message: str) -> DeadLetter:
+    """Return the letter of a delivery with the command as it was received."""
+    body = delivery.truncated_body or BodyDigest.of(delivery.data)
+    return DeadLetter(
+        number=0,
+        reason=reason,
+        message=message,
+        subject=shown_subject(delivery.subject),
+        headers=delivery.headers,
+        data=delivery.data,
+        size=body.size,
+        sha256=body.sha256,
+        whole=delivery.truncated_body is None and delivery.headers_complete,
+        published_at=delivery.published_at.isoformat(),
+        stream=delivery.stream,
+        stream_sequence=delivery.stream_sequence,
+        attempt=delivery.attempt,
+    )
+
+
+def encode(letter: DeadLetter, max_bytes: int) -> bytes:
+    """Encode a letter: the whole command if it fits into `max_bytes`, else its beginning and identity."""
+    if letter.whole:
+        record = _encoded(letter)
+        if len(record) <= min(max_bytes, _MAX_WHOLE_BYTES):
+            return record
+    headers = _bounded_headers(letter.headers, lambda text, chars: text[:chars])
+    return _encoded(replace(letter, whole=False, headers=headers, data=letter.data[:_HEAD_BYTES]))
+
+
+def _encoded(letter: DeadLetter) -> bytes:
+    fields = asdict(letter)
+    del fields["number"], fields["abandoned"]
+    fields["data_base64"] = base64.b64encode(fields.pop("data")).decode()
+    return orjson.dumps(fields | letter.identity() | {"recorded_at": datetime.now(UTC)})
+
+
+def _bounded_headers(headers: Mapping[str, str], head: Callable[[str, int], str]) -> dict[str, str]:
+    """Return headers up to a size bound, identity headers first; `head` truncates names and values."""
+    included: dict[str, str] = {}
+    left = _HEADERS_BYTES
+    for name in sorted(headers, key=lambda name: name.lower() not in _IDENTITY_HEADERS):
+        short_name, value = head(name, _VALUE_CHARS), head(headers[name], _VALUE_CHARS)
+        left -= len(orjson.dumps((short_name, value)))
+        if left < 0:
+            break
+        included[short_name] = value
+    return included
+
+
+def decode(record: bytes, number: int) -> DeadLetter:
+    """Decode a record; the first format always held the whole command. Raises ValueError, KeyError or TypeError."""
+    fields: dict[str, Any] = orjson.loads(record)
+    data = base64.b64decode(fields["data_base64"])
+    body = BodyDigest.of(data)
+    return DeadLetter(
+        number=number,
+        reason=fields["reason"],
+        message=fields["message"],
+        subject=fields["subject"],
+        headers=fields["headers"],
+        data=data,
+        size=fields.get("size", body.size),
+        sha256=fields.get("sha256", body.sha256),
+        whole=fields.get("whole", True),
+        published_at=fields["published_at"],
+        stream=fields.get("stream", ""),
+        stream_sequence=fields["stream_sequence"],
+        attempt=fields["attempt"],
+    )

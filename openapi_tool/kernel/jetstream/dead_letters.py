@@ -1,0 +1,187 @@
+"""The stream that stores dead letters."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+
+import nats.errors
+from nats.aio.client import Client
+from nats.js.api import DiscardPolicy, StreamConfig
+from nats.js.errors import APIError, BadRequestError, NoStreamResponseError, NotFoundError
+
+from openapi_tool.concurrency.fair_semaphore import FairSemaphore
+from openapi_tool.kernel.jetstream.claimed_ids import project_of
+from openapi_tool.kernel.jetstream.dead_letter_records import DeadLetter, dead_letter, encode
+from openapi_tool.nats_client.client import Denied
+from openapi_tool.protocol.command import Delivery
+from openapi_tool.telemetry import metrics
+from openapi_tool.telemetry.redact import Redactor
+
+log = logging.getLogger(__name__)
+
+STREAM = "openapi_tool_dead_letters"
+SUBJECT_PREFIX = "openapi_tool.dead_letter"
+"""Prefix of the subjects. A project token follows, so that limits apply per project; earlier versions had none."""
+
+SUBJECT_FILTER = f"{SUBJECT_PREFIX}.*"
+NO_PROJECT = "=unreadable"
+_MAX_AGE_S = 7 * 24 * 3600
+_MAX_BYTES = 512 * 1024 * 1024
+_MAX_MESSAGES = 100_000
+_MAX_PER_PROJECT = 1_000  # of at most 180 kB, so that one project alone cannot fill the stream
+
+_TIMEOUT_S = 5.0
+_LAST_DELIVERY = 5  # during an outage; then the command is settled without a record
+_MAX_CONCURRENT = 2  # records being stored, shared fairly by projects: a flood must not take the CPU from calls
+
+_STORE_FAILED = 10077  # error code of a full stream
+_TOO_LARGE = 10054
+_PLAIN_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,100}")
+_HASH_CHARS = 32
+
+
+class DeadLetters:
+    """Logs dead letters and publishes them, masked by `redactor`, to the stream, which it creates."""
+
+    def __init__(self, client: Client, redactor: Redactor, replicas: int = 1) -> None:
+        self._client = client
+        self._redactor = redactor
+        self._replicas = replicas
+        self._permits = FairSemaphore(_MAX_CONCURRENT)
+        self._subject_per_project = True
+        self._inspected = False
+
+    async def record(self, delivery: Delivery, reason: str, message: str) -> None:
+        """Record why a command gets no result. The caller settles the command afterwards.
+
+        A record that the server refuses (stream full, no permission, too large) is logged, counted and discarded; in an
+        outage nats.errors.Error is raised before delivery `_LAST_DELIVERY`.
+        """
+        token = _token(delivery.subject)
+        async with self._permits.permit(token):
+            letter = dead_letter(delivery, reason, message, self._redactor)
+            fields = {"reason": reason, "subject": letter.subject, "stream_sequence": letter.stream_sequence}
+            fields |= {name: value for name, value in letter.identity().items() if value}
+            log.error("command dead-lettered: %s", letter.message, extra={"action": "call.dead_lettered"} | fields)
+            try:
+                await self._publish(token, letter)
+            except (nats.errors.Error, OSError) as error:
+                cause = _cause(error)
+                if cause == "unavailable" and delivery.attempt < _LAST_DELIVERY:
+                    raise
+                metrics.DEAD_LETTERS_DISCARDED.labels(cause).inc()
+                log.error(  # noqa: TRY400 - refused by the server, not a defect
+                    "cannot store a dead letter in stream %s; it is discarded: %s",
+                    STREAM,
+                    error,
+                    extra={"action": "dead_letters.discarded", "cause": cause} | fields,
+                )
+            else:
+                metrics.DEAD_LETTERS.labels(reason).inc()
+
+    async def inspect(self) -> None:
+        """Check the configuration of an existing stream once, and warn of missing limits."""
+        if self._inspected:
+            return
+        try:
+            with suppress(NotFoundError):
+                self._adapt_to((await self._client.jetstream().stream_info(STREAM)).config)
+        except (nats.errors.Error, OSError) as error:
+            log.warning("cannot inspect stream %s: %s", STREAM, error, extra={"action": "dead_letters.unknown"})
+        self._inspected = True
+
+    async def _publish(self, token: str, letter: DeadLetter) -> None:
+        record = encode(letter, self._client.max_payload)
+        jetstream = self._client.jetstream()
+        try:
+            await jetstream.publish(self._subject(token), record, timeout=_TIMEOUT_S)
+        except NoStreamResponseError:
+            await self.ensure()
+            await jetstream.publish(self._subject(token), record, timeout=_TIMEOUT_S)
+
+    def _subject(self, token: str) -> str:
+        return f"{SUBJECT_PREFIX}.{token}" if self._subject_per_project else SUBJECT_PREFIX
+
+    async def ensure(self) -> None:
+        """Create the stream if it is missing. Raises nats.errors.Error."""
+        jetstream = self._client.jetstream()
+        try:
+            info = await jetstream.stream_info(STREAM)
+        except NotFoundError:
+            try:
+                info = await jetstream.add_stream(_new_stream(self._replicas))
+            except BadRequestError:
+                log.info("another replica created the dead letter stream", extra={"action": "dead_letters.raced"})
+                info = await jetstream.stream_info(STREAM)
+        self._adapt_to(info.config)
+
+    def _adapt_to(self, config: StreamConfig) -> None:
+        self._subject_per_project = SUBJECT_FILTER in (config.subjects or [])
+        if missing := dict(_missing_limits(config)):
+            log.warning(
+                "stream %s has no %s: one project can evict the dead letters of others or fill the disk; run: "
+                "nats stream edit %s %s --force",
+                STREAM,
+                ", ".join(missing),
+                STREAM,
+                " ".join(missing.values()),
+                extra={"action": "dead_letters.unlimited"},
+            )
+
+
+def _new_stream(replicas: int) -> StreamConfig:
+    """Limit records per project and in total. With `discard new` a full stream refuses new records."""
+    return StreamConfig(
+        name=STREAM,
+        subjects=[SUBJECT_FILTER],
+        max_age=_MAX_AGE_S,
+        max_bytes=_MAX_BYTES,
+        max_msgs=_MAX_MESSAGES,
+        max_msgs_per_subject=_MAX_PER_PROJECT,
+        discard=DiscardPolicy.NEW,
+        discard_new_per_subject=True,
+        num_replicas=replicas,
+    )
+
+
+def _missing_limits(config: StreamConfig) -> Iterator[tuple[str, str]]:
+    subjects = list(config.subjects or [])
+    if SUBJECT_FILTER not in subjects:
+        yield f"subject {SUBJECT_FILTER}", f"--subjects '{','.join([*subjects, SUBJECT_FILTER])}'"
+    if not config.max_age:
+        yield "age limit", f"--max-age {_MAX_AGE_S}s"
+    if (config.max_bytes or 0) <= 0:
+        yield "byte limit", f"--max-bytes {_MAX_BYTES}"
+    if (config.max_msgs or 0) <= 0:
+        yield "message limit", f"--max-msgs {_MAX_MESSAGES}"
+    if config.max_msgs_per_subject <= 0:
+        yield "message limit per subject", f"--max-msgs-per-subject {_MAX_PER_PROJECT}"
+    if config.discard != DiscardPolicy.NEW or not config.discard_new_per_subject:
+        yield "discard policy `new` per subject", "--discard new --discard-per-subject"
+
+
+def _token(subject: str) -> str:
+    """Return the subject token of a command's project: the name if it is plain, else its hash; NO_PROJECT without one.
+
+    Only the subject can be trusted: NATS permissions limit it, but not headers and body.
+    """
+    project = project_of(subject)
+    if _PLAIN_TOKEN.fullmatch(project):
+        return project
+    try:
+        return f"={hashlib.sha256(project.encode()).hexdigest()[:_HASH_CHARS]}" if project else NO_PROJECT
+    except UnicodeEncodeError:
+        return NO_PROJECT
+
+
+def _cause(error: Exception) -> str:
+    code = error.err_code if isinstance(error, APIError) else None
+    if isinstance(error, nats.errors.MaxPayloadError) or code == _TOO_LARGE:
+        return "too_large"
+    if isinstance(error, Denied):
+        return "denied"
+    return "full" if code == _STORE_FAILED else "unavailable"

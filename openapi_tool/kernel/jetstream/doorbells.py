@@ -1,0 +1,118 @@
+"""Doorbells in NATS (protocol section 6), and whether JetStream stores them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import nats.errors
+import nats.js.errors
+from tenacity import RetryCallState, stop_after_delay, wait_exponential_jitter
+
+from openapi_tool.concurrency.retries import retried
+from openapi_tool.nats_client.client import BusClient
+from openapi_tool.nats_client.connection import OUTAGE
+from openapi_tool.nats_client.connection_errors import NOT_STORED
+from openapi_tool.protocol.errors import NotStored, Unavailable
+from openapi_tool.protocol.report import Wakeup
+from openapi_tool.tools.wording import short
+
+log = logging.getLogger(__name__)
+
+_RETRY_LIMIT_S = 3.0  # in the slot of the call; then its command is requeued
+
+_WAIT = wait_exponential_jitter(multiplier=0.1, max=1.0, jitter=0.1)
+_TIMEOUT_S = 2.0  # of one attempt
+_PERMANENT = (nats.errors.BadSubjectError, nats.errors.MaxPayloadError, nats.js.errors.BadRequestError)
+
+
+@dataclass(slots=True)
+class WakeupPublisher:
+    """Publishes doorbells; if that is impossible, the kernel's periodic scan of the inbox finds the result.
+
+    `outage` is why JetStream stores none, empty if it does; `changed` is called on every change. `stream` returns the
+    name of the command stream, which stores them; empty while it is unknown.
+    """
+
+    client: BusClient
+    stream: Callable[[], str] = field(default=str)
+    changed: Callable[[], None] = field(default=lambda: None, init=False)
+    outage: str = field(default="", init=False)
+    _unsent: Wakeup | None = field(default=None, init=False)
+
+    async def publish(self, wakeup: Wakeup) -> bool:
+        """Return False if NATS refuses a doorbell permanently.
+
+        Raises Unavailable in an outage, NotStored if JetStream stores none: the command is then requeued, and its next
+        delivery publishes again.
+        """
+        try:
+            return await retried(
+                lambda: self._publish(wakeup),
+                on=OUTAGE,
+                wait=_WAIT,
+                stop=stop_after_delay(_RETRY_LIMIT_S),
+                before_sleep=_log_retry,
+            )
+        except OUTAGE as error:
+            if self.outage:
+                raise NotStored(f"NATS: cannot publish the doorbell: {self.outage}") from error
+            raise Unavailable(f"NATS: cannot publish the doorbell: {type(error).__name__}: {error}") from error
+
+    async def _publish(self, wakeup: Wakeup) -> bool:
+        try:
+            await self.client.publish_to_stream(wakeup.subject, wakeup.body, dict(wakeup.headers), _TIMEOUT_S)
+        except OUTAGE as error:
+            if why := self._why_not_stored(error):
+                self._unsent = wakeup
+                self._set_outage(why)
+                raise
+            if not isinstance(error, _PERMANENT):
+                raise
+            log.warning(
+                "cannot publish the doorbell; the kernel's inbox scan will find the result",
+                extra={
+                    "action": "doorbell.failed",
+                    "subject": short(wakeup.subject),
+                    "error": f"{type(error).__name__}: {error}",
+                },
+            )
+            return False
+        self._set_outage("")
+        return True
+
+    def _why_not_stored(self, error: Exception) -> str:
+        """Return why JetStream stores no message at all, empty if it may store others."""
+        stream = self.stream() or "the command stream"
+        if isinstance(error, nats.js.errors.APIError):
+            reason, remedy = error.description or "", NOT_STORED.get(error.err_code or 0)
+            if remedy is None or "per subject" in reason:
+                return ""
+            return f"JetStream stores no message in {stream}: {reason}; {remedy}"
+        if isinstance(error, nats.errors.TimeoutError) and self.client.is_connected:
+            return (
+                f"JetStream confirms no doorbell in {stream}; after a write error, as of a full disk, restart "
+                "nats-server (see its log); else check that this stream captures doorbells"
+            )
+        return ""
+
+    def _set_outage(self, why: str) -> None:
+        changed, self.outage = self.outage != why, why
+        if not why:
+            self._unsent = None
+        if changed:
+            self.changed()
+
+    async def problem(self) -> str:
+        """Return `outage`, after another attempt to publish a doorbell that failed: a copy does no harm."""
+        if self._unsent is not None and self.client.is_connected:
+            with suppress(*OUTAGE):
+                await self._publish(self._unsent)
+        return self.outage
+
+
+def _log_retry(state: RetryCallState) -> None:
+    outage = state.outcome and state.outcome.exception()
+    log.debug("cannot publish the doorbell; retrying: %s", outage, extra={"action": "doorbell.retried"})

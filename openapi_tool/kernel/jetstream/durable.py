@@ -1,0 +1,124 @@
+"""State of the durable (protocol section 12)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import nats.errors
+import orjson
+
+from openapi_tool.kernel.jetstream.streams import Durable
+from openapi_tool.nats_client.client import BusClient
+from openapi_tool.nats_client.server_clock import ServerClock
+
+REPLY_TIMEOUT_S = 2.0
+_NANOSECONDS = 1_000_000_000
+_NOT_FOUND = 404
+_MAX_INACTIVE_NS = 3 * _NANOSECONDS
+"""Silence of a failed follower: others are active every second, and the server reports a frozen one as online."""
+
+
+class DurableMissing(nats.errors.Error):
+    """The durable or its stream does not exist."""
+
+
+class ErrorReply(nats.errors.Error):
+    """JetStream replied with an error, such as no leader, or with an invalid message."""
+
+
+HINDRANCES = (
+    *("headers_only", "max_batch", "max_expires", "max_bytes"),
+    *("backoff", "priority_groups", "inactive_threshold"),
+)
+"""Settings of a durable with which the server refuses our pull requests, sends commands without their body, does not
+redeliver them after AckWait, or deletes the durable while no replica runs."""
+
+_UNCHANGEABLE = {"ack_policy": "explicit", "replay_policy": "instant"}
+"""What the server does not let anyone change once the durable exists, and without which calls are lost or late."""
+
+
+@dataclass(frozen=True, slots=True)
+class DurableState:
+    """Configuration and progress of a durable.
+
+    `paused_until` (RFC 3339) is empty unless it is paused. `leader` is empty on a single server. Without a `quorum` the
+    leader still answers, but delivers nothing. `hindrances` are the names of set HINDRANCES, `unusable` wrong settings
+    that cannot be changed. `replicas` is 0 for as many as the stream has.
+    """
+
+    filters: tuple[str, ...]
+    ack_wait_s: float
+    max_deliver: int
+    max_ack_pending: int
+    paused_until: str
+    leader: str
+    pending: int
+    ack_pending: int
+    ack_floor: int
+    quorum: bool
+    hindrances: tuple[str, ...] = ()
+    unusable: tuple[str, ...] = ()
+    in_memory: bool = False
+    replicas: int = 0
+
+
+async def observe(client: BusClient, durable: Durable, clock: ServerClock) -> DurableState:
+    """Return the state of the durable, and pass the server's time to `clock`.
+
+    Raises DurableMissing, ErrorReply, or without a reply another nats.errors.Error or OSError.
+    """
+    requested_at = time.monotonic()
+    reply = await client.request(f"$JS.API.CONSUMER.INFO.{durable.stream}.{durable.name}", b"", timeout=REPLY_TIMEOUT_S)
+    replied_at = time.monotonic()
+    try:
+        info = orjson.loads(reply.data)
+    except ValueError:
+        info = None
+    if not isinstance(info, dict):
+        raise ErrorReply("the reply is not a JSON object")
+    if error := info.get("error"):
+        kind = DurableMissing if error.get("code") == _NOT_FOUND else ErrorReply
+        raise kind(f"{error.get('description')} ({error.get('err_code')})")
+    if timestamp := info.get("ts"):  # absent before nats-server 2.10
+        clock.observe(_seconds(timestamp), requested_at, replied_at)
+    return _state(info)
+
+
+def _seconds(timestamp: object) -> float:
+    try:
+        return datetime.fromisoformat(str(timestamp)).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise ErrorReply("the reply's timestamp `ts` cannot be parsed") from None
+
+
+def _state(info: Mapping[str, Any]) -> DurableState:
+    config = info.get("config") or {}
+    cluster = info.get("cluster") or {}
+    return DurableState(
+        filters=tuple(config.get("filter_subjects") or [config.get("filter_subject", "")]),
+        ack_wait_s=config.get("ack_wait", 0) / _NANOSECONDS,
+        max_deliver=config.get("max_deliver", 0),
+        max_ack_pending=config.get("max_ack_pending", 0),
+        paused_until=config.get("pause_until", "") if info.get("paused") else "",
+        leader=cluster.get("leader", ""),
+        pending=info.get("num_pending", 0),
+        ack_pending=info.get("num_ack_pending", 0),
+        ack_floor=(info.get("ack_floor") or {}).get("stream_seq", 0),
+        quorum=_has_quorum(cluster.get("replicas") or []),
+        hindrances=tuple(name for name in HINDRANCES if config.get(name)),
+        unusable=tuple(
+            f"{name} {config[name]!r}" for name, ours in _UNCHANGEABLE.items() if config.get(name, ours) != ours
+        ),
+        in_memory=bool(config.get("mem_storage")),
+        replicas=config.get("num_replicas", 0),
+    )
+
+
+def _has_quorum(followers: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the leader and its active `followers` are a majority."""
+    active = [peer for peer in followers if not peer.get("offline") and peer.get("active", 0) < _MAX_INACTIVE_NS]
+    return 2 * (1 + len(active)) > 1 + len(followers)

@@ -1,0 +1,136 @@
+"""Hand-over of the durable to the kernel's own executor (protocol section 12), for the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import nats.errors
+from nats.aio.client import Client
+from nats.js.api import ConsumerInfo
+from nats.js.errors import NotFoundError
+
+from openapi_tool.kernel.jetstream.durable import DurableMissing
+from openapi_tool.kernel.jetstream.replica_statistics import gather_stats
+from openapi_tool.kernel.jetstream.stored_messages import stream_messages
+from openapi_tool.nats_client.options import DurableOptions
+from openapi_tool.protocol.command import Delivery
+from openapi_tool.tools.wording import counted
+
+KERNEL_ACK_WAIT_S, KERNEL_MAX_DELIVER = 30.0, 3
+"""The kernel executor's own settings of the durable (protocol section 1)."""
+
+_STATS_TIMEOUT_S = 0.5  # of all replicas together
+_MAX_NAMED = 5
+_ACK_TIMEOUT_S = 5.0
+
+
+class StillPulled(nats.errors.Error):
+    """An executor still consumes from the durable."""
+
+
+@dataclass(frozen=True, slots=True)
+class DurableShown:
+    """State for the command line; `waiting` commands were never delivered."""
+
+    durable: str
+    stream: str
+    filter_subject: str
+    ack_wait_s: float
+    max_deliver: int
+    waiting: int
+    unacknowledged: int
+    open_pull_requests: int
+
+
+async def durable_shown(client: Client, options: DurableOptions) -> DurableShown:
+    """Return the durable. Raises DurableMissing, or another nats.errors.Error."""
+    return _shown(await _info(client, options))
+
+
+HasResult = Callable[[Delivery], Awaitable[bool]]
+"""Return whether a command has a result."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """The durable before and after, and the number of commands that were acknowledged; None if that was not tried."""
+
+    before: DurableShown
+    after: DurableShown
+    acknowledged: int | None
+
+
+async def hand_to_kernel(client: Client, options: DurableOptions, has_result: HasResult | None) -> HandOver:
+    """Acknowledge the commands that have a result, and set what the kernel's own executor needs.
+
+    A command that has a result, but whose acknowledgement was lost, is redelivered. The kernel's executor fails on the
+    existing result, and the command occupies its only slot for 30 s, at each of its deliveries; with our settings these
+    have no end. Without `has_result` nothing is acknowledged. Raises StillPulled, DurableMissing, or another
+    nats.errors.Error.
+    """
+    before = await _info(client, options)
+    if before.num_waiting:
+        raise StillPulled(f"the durable {options.name!r} still has open pull requests ({before.num_waiting})")
+    # Without a free slot, or during an outage of the database, a replica has no open pull request. One that does not
+    # name its durable may consume from this one.
+    replicas = await gather_stats(client, _STATS_TIMEOUT_S)
+    running = [str(each["instance"]) for each in replicas if each.get("durable", options.name) == options.name]
+    if running:
+        named = ", ".join(running[:_MAX_NAMED]) + (", …" if len(running) > _MAX_NAMED else "")
+        raise StillPulled(
+            f"the durable {options.name!r} still has {counted(len(running), 'running replica')} ({named})"
+        )
+    config = before.config.evolve(
+        name=options.name, ack_wait=KERNEL_ACK_WAIT_S, max_deliver=KERNEL_MAX_DELIVER, backoff=None
+    )
+    acknowledged = None if has_result is None else await _acknowledge_answered(client, before, options, has_result)
+    await client.jetstream().add_consumer(before.stream_name, config)
+    return HandOver(_shown(before), _shown(await _info(client, options)), acknowledged)
+
+
+async def _acknowledge_answered(
+    client: Client, durable: ConsumerInfo, options: DurableOptions, has_result: HasResult
+) -> int:
+    """Acknowledge the delivered commands that have a result; return their number.
+
+    To receive them again would count as a delivery of those without a result, too, of which the kernel's executor gets
+    three. So this publishes the acknowledgement of a delivery that another process received: its subject names the
+    command's sequence, by which the server finds it; the other tokens are ignored.
+    """
+    floor = durable.ack_floor.stream_seq if durable.ack_floor else 0
+    delivered = durable.delivered.stream_seq if durable.delivered else 0
+    acknowledged = 0
+    if floor < delivered:
+        async for message in stream_messages(client, durable.stream_name, options.filter_subject, first=floor + 1):
+            if message.sequence > delivered:
+                break
+            if await has_result(message.delivery):
+                subject = f"$JS.ACK.{durable.stream_name}.{durable.name}.1.{message.sequence}.1.1.0"
+                await client.request(subject, b"+ACK", timeout=_ACK_TIMEOUT_S)
+                acknowledged += 1
+    return acknowledged
+
+
+async def _info(client: Client, options: DurableOptions) -> ConsumerInfo:
+    jetstream = client.jetstream()
+    try:
+        stream = await jetstream.find_stream_name_by_subject(options.filter_subject)
+        info: ConsumerInfo = await jetstream.consumer_info(stream, options.name)
+    except NotFoundError:
+        raise DurableMissing(f"there is no durable {options.name!r} for {options.filter_subject}") from None
+    return info
+
+
+def _shown(info: ConsumerInfo) -> DurableShown:
+    config = info.config
+    return DurableShown(
+        durable=info.name,
+        stream=info.stream_name,
+        filter_subject=config.filter_subject or ", ".join(config.filter_subjects or ()),
+        ack_wait_s=config.ack_wait or 0.0,
+        max_deliver=config.max_deliver or 0,
+        waiting=info.num_pending or 0,
+        unacknowledged=info.num_ack_pending or 0,
+        open_pull_requests=info.num_waiting or 0,
+    )

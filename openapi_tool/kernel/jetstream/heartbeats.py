@@ -1,0 +1,63 @@
+"""Heartbeats of held commands, without which the server would redeliver them after AckWait."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+import nats.errors
+
+from openapi_tool.kernel.jetstream.claimed_ids import ids_of
+from openapi_tool.kernel.jetstream.held import Held
+from openapi_tool.kernel.jetstream.leases import Leases
+from openapi_tool.protocol.errors import Unavailable
+
+log = logging.getLogger(__name__)
+
+# Fractions of AckWait: after the last acknowledged progress, between two checks, timeout of one heartbeat. A failed
+# heartbeat is retried at the next check; two attempts fit: 0.45 + 2 * (1/12 + 1/10) is less than 1.
+_DUE_SHARE = 0.45
+_CHECK_SHARE = 1 / 12
+_TIMEOUT_SHARE = 1 / 10
+
+_MAX_CONCURRENT = 64
+"""Hundreds are due together after a stall; sent one by one, the last would be too late."""
+
+
+class Heartbeats:
+    """Sends progress acknowledgements and renews leases."""
+
+    def __init__(self, leases: Leases, ack_wait_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.ack_wait_s = ack_wait_s
+        self._leases = leases
+        self._clock = clock
+
+    @property
+    def check_every_s(self) -> float:
+        """Seconds between two checks."""
+        return self.ack_wait_s * _CHECK_SHARE
+
+    async def send(self, held: Iterable[Held]) -> None:
+        """Send the heartbeats that are due, longest overdue first."""
+        due_before = self._clock() - self.ack_wait_s * _DUE_SHARE
+        due = [work for work in held if work.last_progress_ack <= due_before and not work.message.is_acked]
+        due.sort(key=lambda work: work.last_progress_ack)
+        permits = asyncio.Semaphore(_MAX_CONCURRENT)
+        await asyncio.gather(*(self._beat(work, permits) for work in due))
+
+    async def _beat(self, work: Held, permits: asyncio.Semaphore) -> None:
+        try:
+            async with asyncio.timeout(self.ack_wait_s * _TIMEOUT_SHARE), permits:
+                sent_at = self._clock()
+                await work.message.in_progress()
+                if work.lease is not None:
+                    await self._leases.renew(work.lease)
+                work.last_progress_ack = sent_at  # only on success: a failed heartbeat must stay due
+        except (nats.errors.Error, OSError, Unavailable) as error:
+            log.warning(
+                "cannot send a heartbeat; retrying",
+                extra={"action": "heartbeat.failed", "error": f"{type(error).__name__}: {error}"}
+                | ids_of(work.delivery),
+            )

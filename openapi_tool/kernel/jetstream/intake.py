@@ -1,0 +1,140 @@
+"""Intake: holds received commands from delivery to settlement, and hands back those that did not run.
+
+More commands are fetched than can be held, so that the backlog of one project does not block the projects behind it in
+the stream. The surplus is handed back with a delay: to receive a whole backlog at once would cost more CPU than its
+calls. Notices list commands that were handed back unrun, for the other replicas: these need no lease (ADR 6).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+
+from nats.aio.msg import Msg
+
+from openapi_tool.kernel.jetstream.claimed_ids import ids_of, project_of
+from openapi_tool.kernel.jetstream.deliveries import delivery_of, metadata_of
+from openapi_tool.kernel.jetstream.hand_back import HandBackDelays, HandBackQueue, Publish
+from openapi_tool.kernel.jetstream.held import Held
+from openapi_tool.kernel.jetstream.scheduler import Scheduler
+from openapi_tool.options.executor import ExecutorOptions
+from openapi_tool.telemetry import metrics
+
+log = logging.getLogger(__name__)
+
+_MAX_WAITING_BYTES = 16 * 2**20  # of all waiting commands
+MIN_LOOK_AHEAD = 512
+"""Commands to fetch even if no more can wait, to find those of other projects behind a backlog."""
+
+_LOG_EVERY_S = 60.0
+
+
+class Intake:
+    """Held commands by stream sequence; `scheduler` orders the waiting ones."""
+
+    def __init__(self, options: ExecutorOptions, scheduler: Scheduler, publish: Publish) -> None:
+        self._options = options
+        self._scheduler = scheduler
+        self.held: dict[int, Held] = {}
+        self.hand_backs = HandBackQueue(publish, self.release)
+        self.next = scheduler.next
+        self._delays = HandBackDelays(options.concurrency)
+        self._logged_at = -_LOG_EVERY_S
+
+    @property
+    def waiting(self) -> int:
+        """Number of waiting commands."""
+        return len(self._scheduler)
+
+    @property
+    def look_ahead(self) -> int:
+        """Number of commands to fetch while all slots are busy."""
+        return max(self._options.max_held - self.waiting, MIN_LOOK_AHEAD)
+
+    @property
+    def full(self) -> bool:
+        """Return whether no further command can wait."""
+        return self.waiting >= self._options.max_held or self._scheduler.memory_bytes >= _MAX_WAITING_BYTES
+
+    def oldest_s(self, now: float) -> float:
+        """Return the age in seconds of the oldest held command; `now` is the server's time."""
+        oldest = min((work.delivery.published_at for work in self.held.values()), default=None)
+        return 0.0 if oldest is None else max(0.0, now - oldest.timestamp())
+
+    def refuse(self, message: Msg) -> bool:
+        """Hand back a message that the scheduler would evict at once; return False if it may be held.
+
+        Reads no body, as there may be tens of thousands. Raises ForeignMessage.
+        """
+        project = project_of(message.subject)
+        if not self.full or not self._scheduler.would_evict(project):
+            return False
+        if metadata_of(message).sequence.stream in self.held:
+            return False
+        self._hand_back_surplus(message, project, work=None)
+        return True
+
+    def take(self, message: Msg, *, stale: bool) -> Held | None:
+        """Hold the command of a message; return None if it is already held. Raises ForeignMessage."""
+        delivery = delivery_of(message)
+        sequence = delivery.stream_sequence
+        if sequence in self.held:
+            log.info(
+                "received a redelivery of a command that is held here; ignored",
+                extra={"action": "call.overlapping"} | ids_of(delivery),
+            )
+            return None
+        if delivery.attempt > 1 and self.hand_backs.never_run(message.metadata):
+            if log.isEnabledFor(logging.DEBUG):
+                log.debug(
+                    "command redelivered that was handed back here",
+                    extra={"action": "call.redelivered", "attempt": delivery.attempt} | ids_of(delivery),
+                )
+            delivery = replace(delivery, attempt=1)
+        now = time.monotonic()
+        work = self.held[sequence] = Held(message, delivery, now, now, stale=stale)
+        return work
+
+    def wait(self, work: Held) -> None:
+        """Queue a command. If the queue was full, evict one and hand it back."""
+        full = self.full
+        self._scheduler.offer(work)
+        if full:
+            surplus = self._scheduler.evict()
+            self._hand_back_surplus(surplus.message, surplus.claimed_agent.project, surplus)
+
+    def finished(self, work: Held, duration_s: float, requests: int) -> None:
+        """Release a command that has run, and charge its project with its upstream requests."""
+        project = work.claimed_agent.project
+        self.release(work)
+        self._delays.finished(project, duration_s)
+        self._scheduler.finished(work, cost=requests)
+
+    def release(self, work: Held) -> None:
+        """Stop holding a command."""
+        self.held.pop(work.delivery.stream_sequence, None)
+
+    def mark_stale(self) -> None:
+        """Mark held commands as possibly redelivered elsewhere: waiting ones then need a lease."""
+        for work in self.held.values():
+            work.stale = True
+
+    def hand_back_waiting(self) -> None:
+        """Hand back all waiting commands for immediate redelivery."""
+        for work in self._scheduler.withdraw():
+            self.hand_back(work)
+
+    def hand_back(self, work: Held) -> None:
+        """Hand back a command unrun, for immediate redelivery."""
+        self.hand_backs.add(work.message, work)
+
+    def _hand_back_surplus(self, message: Msg, project: str, work: Held | None) -> None:
+        metrics.EVICTED.inc()
+        if time.monotonic() - self._logged_at >= _LOG_EVERY_S:
+            self._logged_at = time.monotonic()
+            log.warning(
+                "more commands wait than executor.max_held allows; the largest project's are handed back with a delay",
+                extra={"action": "intake.full", "project_id": project},
+            )
+        self.hand_backs.add(message, work, self._delays.next(project, self._scheduler.ahead_of(project)))

@@ -1,0 +1,179 @@
+"""Leases of redelivered commands (ADR 4).
+
+JetStream delivers a message to no other executor while heartbeats extend its AckWait, so a first delivery needs no
+lease. After a redelivery the first run may still be in progress in a stalled process, so a KV record names the owner of
+the lease, and counts runs that began and never ended.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Literal
+from urllib.parse import quote
+
+import orjson
+from nats.aio.client import Client
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from openapi_tool.kernel.jetstream.instance import INSTANCE
+from openapi_tool.protocol.command import Delivery
+from openapi_tool.state.change import change as change_record
+from openapi_tool.state.nats_kv import Bucket, NatsKvRecords
+
+BUCKET = "openapi_tool_leases"
+KEYS = "command.*.*"
+_TTL_S = 3600  # of a record after its last change
+_MAX_EVENTS = 20
+_Count = Annotated[int, Field(ge=0, lt=2**63)]  # which can be written again
+
+
+@dataclass(frozen=True, slots=True)
+class RunEvent:
+    """Event of a run, for `openapi-tool inspect`: `began`, `handed_back` or `settled`, in seconds since the epoch."""
+
+    event: str
+    delivery: _Count
+    executor: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRecord:
+    """KV record of one command; `lost` counts runs that began and did not end, that of `owner` included.
+
+    `expires_at` is in seconds since the epoch, 0 without an owner. `runs` are the last events, oldest first.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    version: Literal[1] = 1
+    owner: str = ""
+    lost: _Count = 0
+    expires_at: float = 0.0
+    runs: tuple[RunEvent, ...] = ()
+
+
+_RECORD = TypeAdapter(LeaseRecord)
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Ownership of a redelivered command in its delivery number `delivery`."""
+
+    key: str
+    lost: int
+    delivery: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTaken:
+    """Another executor holds the lease."""
+
+    retry_in_s: float
+
+
+class Leases:
+    """Leases by compare-and-set on KV records, one per command. All methods raise Unavailable.
+
+    A lease lasts `duration_s` seconds on `clock` (seconds since the epoch), the same for all executors.
+    """
+
+    def __init__(
+        self, client: Client, duration_s: float, replicas: int = 1, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.duration_s = duration_s
+        self._clock = clock
+        self._owner = secrets.token_hex(8)
+        self.records = NatsKvRecords(client, Bucket(BUCKET, ttl_s=_TTL_S, replicas=replicas))
+
+    async def take(self, delivery: Delivery) -> Lease | LeaseTaken:
+        """Take the lease of a redelivered command, unless another executor holds it."""
+        key, now = lease_key(delivery.stream, delivery.stream_sequence), self._clock()
+
+        def taken(record: LeaseRecord) -> LeaseRecord | None:
+            return None if record.expires_at > now and record.owner != self._owner else self._owned(record)
+
+        record, own = await self._change(key, taken, delivery.attempt)
+        if own is None:
+            return LeaseTaken(min(record.expires_at - now, self.duration_s))  # more is damaged or of other settings
+        return Lease(key, record.lost, delivery.attempt)
+
+    async def begin(self, lease: Lease) -> None:
+        """Count a run as lost from its start until it ends or is handed back."""
+
+        def begun(record: LeaseRecord) -> LeaseRecord:
+            return self._with_event(self._owned(replace(record, lost=record.lost + 1)), "began", lease.delivery)
+
+        await self._change(lease.key, begun)
+
+    async def renew(self, lease: Lease) -> None:
+        """Extend the lease, unless another executor took it meanwhile."""
+        await self._change(lease.key, lambda record: self._owned(record) if record.owner == self._owner else None)
+
+    async def release(self, lease: Lease) -> None:
+        """Release a lease that was just taken; no other executor can have it yet."""
+        await self._change(lease.key, _without_owner)
+
+    async def hand_back(self, delivery: Delivery, *, forgive: bool) -> None:
+        """Release the lease of a command that is not settled; `forgive` takes its run off the lost ones."""
+
+        def released(record: LeaseRecord) -> LeaseRecord:
+            record = replace(record, lost=max(0, record.lost - int(forgive)))
+            if record.owner in ("", self._owner):  # a first run has no lease
+                record = _without_owner(record)
+            return self._with_event(record, "handed_back", delivery.attempt)
+
+        await self._change(lease_key(delivery.stream, delivery.stream_sequence), released)
+
+    async def settle(self, lease: Lease) -> None:
+        """Release the lease of a settled command; its record stays for `inspect`."""
+
+        def released(record: LeaseRecord) -> LeaseRecord | None:
+            if record.owner != self._owner:
+                return None
+            return self._with_event(_without_owner(replace(record, lost=0)), "settled", lease.delivery)
+
+        await self._change(lease.key, released)
+
+    def _with_event(self, record: LeaseRecord, event: str, delivery: int) -> LeaseRecord:
+        run_event = RunEvent(event, delivery, INSTANCE, round(self._clock(), 3))
+        return replace(record, runs=(*record.runs, run_event)[-_MAX_EVENTS:])
+
+    def _owned(self, record: LeaseRecord) -> LeaseRecord:
+        return replace(record, owner=self._owner, expires_at=self._clock() + self.duration_s)
+
+    async def _change(
+        self, key: str, change: Callable[[LeaseRecord], LeaseRecord | None], attempt: int = 2
+    ) -> tuple[LeaseRecord, LeaseRecord | None]:
+        """Return the record before and after `change`, None for no change.
+
+        `attempt` is the delivery count, by default that of a command that was run.
+        """
+        # A redelivered command without a record has one lost run: its first, which writes none. In delivery 1 it has
+        # none: `take` also gets commands that were never run, if they arrive after a stall.
+        before = unwritten = LeaseRecord(lost=min(attempt - 1, 1))
+        after: LeaseRecord | None = None
+
+        def changed(stored: bytes | None) -> bytes | None:
+            nonlocal before, after
+            try:
+                before = unwritten if stored is None else _RECORD.validate_json(stored)
+            except ValidationError:
+                before = unwritten
+            after = change(before)
+            return None if after is None else orjson.dumps(after)
+
+        await change_record(self.records, key, changed)
+        return before, after
+
+
+def lease_key(stream: str, sequence: int) -> str:
+    """Return the key of a command; `stream` is quoted: keys allow fewer characters."""
+    return f"command.{quote(stream, safe='').replace('~', '%7E').replace('%', '=')}.{sequence}"
+
+
+def _without_owner(record: LeaseRecord) -> LeaseRecord:
+    return replace(record, owner="", expires_at=0.0)

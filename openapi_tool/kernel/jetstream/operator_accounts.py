@@ -1,0 +1,88 @@
+"""Accounts of nats-server that keep the login of each operator apart from the account with the streams.
+
+NATS does not check the reply subject of a request: inside one account the answer to a permitted request may be another
+request, such as one that deletes a stream. Between accounts the server replaces reply subjects, so what an operator
+chooses is a subject of the operator's own account.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from openapi_tool.kernel.jetstream.permissions import Permissions
+from openapi_tool.kernel.jetstream.replica_statistics import STATS_REPLIES
+from openapi_tool.nats_client.client import routed
+from openapi_tool.nats_client.users import NatsUser
+
+MAIN_ACCOUNT = "KERNEL"
+OPERATOR_DOMAIN = "openapi_tool"
+"""JetStream domain of the operators' settings: under the plain prefix their requests would reach their own account."""
+
+OTHER_USERS = "# the kernel's own users"
+
+
+def account_name(user: NatsUser) -> str:
+    """Return the name of a user's own account."""
+    return f"OPENAPI_TOOL_{user.upper()}"
+
+
+def accounts_config(
+    executor: Permissions | None, operators: Mapping[NatsUser, Permissions], inboxes: Mapping[NatsUser, str]
+) -> str:
+    """Return the accounts for the server's configuration: the main one, and one of its own for each operator.
+
+    Permissions are without a domain, `inboxes` are prefixes. Passwords are variables of the server's environment.
+    """
+    main = [f"  {MAIN_ACCOUNT} {{", "    jetstream: enabled", "    users: [", f"      {OTHER_USERS}"]
+    if executor is not None:
+        main += _user(NatsUser.EXECUTOR, executor.over(None, inboxes[NatsUser.EXECUTOR]))
+    main += ["    ]", "    exports: [", *_exports(operators), "    ]", "  }"]
+    own = [
+        line
+        for user, permissions in operators.items()
+        for line in (
+            f"  {account_name(user)} {{",
+            "    users: [",
+            *_user(user, permissions.over(OPERATOR_DOMAIN, inboxes[user])),
+            "    ]",
+            "    imports: [",
+            *_imports(permissions),
+            "    ]",
+            "  }",
+        )
+    ]
+    return "\n".join(["accounts {", *main, *own, "}"])
+
+
+def _user(user: NatsUser, permissions: Permissions) -> list[str]:
+    block = permissions.server_config().splitlines()
+    password = f"$OPENAPI_TOOL_{user.upper()}_PASSWORD"
+    return [f"      {{ user: {user}, password: {password}", *(f"        {line}" for line in block), "      }"]
+
+
+def _exports(operators: Mapping[NatsUser, Permissions]) -> list[str]:
+    """Return one line per subject, with the accounts that may import it."""
+    accounts: dict[tuple[str, str], list[str]] = {}
+    for user, permissions in operators.items():
+        for kind, subject in _shared(permissions):
+            accounts.setdefault((kind, subject), []).append(account_name(user))
+    return [
+        f"      {{ {kind}: {json.dumps(subject)}, accounts: [{', '.join(names)}] }}"
+        for (kind, subject), names in accounts.items()
+    ]
+
+
+def _imports(permissions: Permissions) -> list[str]:
+    lines = []
+    for kind, subject in _shared(permissions):
+        local = routed(subject, OPERATOR_DOMAIN)
+        to = f", to: {json.dumps(local)}" if local != subject else ""
+        lines.append(f"      {{ {kind}: {{ account: {MAIN_ACCOUNT}, subject: {json.dumps(subject)} }}{to} }}")
+    return lines
+
+
+def _shared(permissions: Permissions) -> list[tuple[str, str]]:
+    """Return what an operator's account imports: the subjects it publishes to, and the answers to its statistics."""
+    answers = [("stream", STATS_REPLIES)] if STATS_REPLIES in permissions.subscribe else []
+    return [*(("service", subject) for subject in permissions.publish), *answers]

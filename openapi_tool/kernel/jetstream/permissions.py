@@ -1,0 +1,239 @@
+"""Least NATS permissions: the subjects that a user must be able to publish and subscribe to.
+
+Only the executor and `nats durable` may create a consumer, and only their durable: who may create one can have the
+server publish stored messages on any subject. The commands that read streams request single messages instead.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from openapi_tool.kernel.jetstream import (
+    ack_floor,
+    dead_letters,
+    hand_back,
+    leases,
+    parked_results,
+    replica_statistics,
+    shared_bucket,
+    switches,
+)
+from openapi_tool.kernel.jetstream import session_key as stored_session_key
+from openapi_tool.kernel.jetstream.record_store import BUDGETS, LIMITS
+from openapi_tool.nats_client.client import routed
+from openapi_tool.nats_client.options import INBOX, DurableOptions
+from openapi_tool.protocol.subjects import wakeup_filter
+
+_API = "$JS.API"
+_REPLIES = f"{INBOX}.>"
+
+
+@dataclass(frozen=True, slots=True)
+class Permissions:
+    """Subjects, possibly with NATS wildcards, that a user may publish and subscribe to."""
+
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...] = (_REPLIES,)
+
+    def as_object(self) -> dict[str, dict[str, list[str]]]:
+        """Return the `permissions` of a user as a JSON object."""
+        return {name: {"allow": list(subjects)} for name, subjects in asdict(self).items()}
+
+    def union(self, other: Permissions) -> Permissions:
+        """Return both permissions."""
+        publish, subscribe = (*self.publish, *other.publish), (*self.subscribe, *other.subscribe)
+        return Permissions(tuple(dict.fromkeys(publish)), tuple(dict.fromkeys(subscribe)))
+
+    def over(self, domain: str | None, inbox: str) -> Permissions:
+        """Return the permissions for another JetStream domain and inbox prefix."""
+        subscribe = tuple(f"{inbox}.>" if subject == _REPLIES else subject for subject in self.subscribe)
+        return Permissions(tuple(routed(subject, domain) for subject in self.publish), subscribe)
+
+    def server_config(self) -> str:
+        """Return the `permissions` block of a user in the server's configuration."""
+        lines = ["permissions: {"]
+        for name, subjects in asdict(self).items():
+            allowed = [f"      {json.dumps(subject)}" for subject in subjects]
+            lines += [f"  {name}: {{", "    allow: [", *allowed, "    ]", "  }"]
+        return "\n".join([*lines, "}"])
+
+
+def executor_permissions(options: DurableOptions, stream: str, *, session_key: bool, quotas: bool) -> Permissions:
+    """Return the permissions of `serve`.
+
+    With `session_key` the settings contain the key, so NATS does not. With `quotas` the records of quotas are in the
+    kernel's NATS, too.
+    """
+    returned = hand_back.notice_subject(stream, options.name)  # notices of commands that a replica handed back
+    own = Permissions(
+        (
+            f"{_API}.STREAM.NAMES",
+            f"{_API}.STREAM.INFO.{stream}",
+            f"{_API}.STREAM.CREATE.{stream}",
+            f"{_API}.CONSUMER.INFO.{stream}.{options.name}",
+            f"{_API}.CONSUMER.CREATE.{stream}.{options.name}.{options.filter_subject}",
+            f"{_API}.CONSUMER.MSG.NEXT.{stream}.{options.name}",
+            f"{_API}.CONSUMER.RESET.{stream}.{options.name}",
+            f"$JS.ACK.{stream}.{options.name}.>",
+            # Of any channel: the waiting turn's channel may differ from the command's.
+            wakeup_filter(options.version, options.filter_subject.split(".")[2]),  # 2: the project
+            dead_letters.SUBJECT_PREFIX,  # the whole subject if an earlier version created the stream
+            dead_letters.SUBJECT_FILTER,
+            replica_statistics.STATS_REPLIES,
+            returned,
+            *_created_stream(dead_letters.STREAM),
+            *_bucket(leases.BUCKET, leases.KEYS),
+            *_bucket(parked_results.PARKED_BUCKET, parked_results.PARKED_KEYS),
+            *_bucket(shared_bucket.BUCKET, f"{ack_floor.FLOOR_PREFIX}.{options.name}"),
+            *(() if session_key else (f"$KV.{shared_bucket.BUCKET}.{stored_session_key.SESSION_KEY}",)),
+            _direct_get(shared_bucket.BUCKET, switches.SWITCHES_KEY),
+            # To write the record again if its bucket was deleted: else the next replica starts with every tool enabled.
+            f"$KV.{shared_bucket.BUCKET}.{switches.SWITCHES_KEY}",
+        ),
+        (_REPLIES, replica_statistics.STATS_SUBJECT, returned),
+    )
+    return own.union(quota_permissions()) if quotas else own
+
+
+def quota_permissions() -> Permissions:
+    """Return the permissions of `serve` for the records of quotas."""
+    changes = (f"{LIMITS.bucket.changes}.>", f"{BUDGETS.bucket.changes}.>")
+    return Permissions(
+        (
+            *_bucket(LIMITS.bucket.name, LIMITS.keys),
+            *_bucket(BUDGETS.bucket.name, BUDGETS.keys),
+            *(_read(BUDGETS.earlier.stream) if BUDGETS.earlier else ()),
+            *changes,
+        ),
+        (_REPLIES, *changes),
+    )
+
+
+def gateway_permissions(
+    buckets: Mapping[str, str], stream: tuple[str, str], command_stream: str, *, session_key: bool, quotas: bool
+) -> Permissions:
+    """Return the permissions of `gateway` and its commands.
+
+    `buckets` are its own with the patterns of their keys, `stream` is its own with its subjects; `command_stream` is
+    the kernel's, whose number of replicas it takes over. For the others see `executor_permissions`.
+    """
+    name, subjects = stream
+    own = Permissions(
+        (
+            f"{_API}.STREAM.NAMES",
+            f"{_API}.STREAM.INFO.{command_stream}",
+            *(subject for bucket, keys in buckets.items() for subject in _listed_bucket(bucket, keys)),
+            *_created_stream(name),
+            f"{_API}.DIRECT.GET.{name}",
+            subjects,
+            replica_statistics.STATS_REPLIES,
+            *_created_stream(f"KV_{shared_bucket.BUCKET}"),
+            _direct_get(shared_bucket.BUCKET, switches.SWITCHES_KEY),
+            f"$KV.{shared_bucket.BUCKET}.{switches.SWITCHES_KEY}",
+            *(
+                ()
+                if session_key
+                else (
+                    f"{_API}.STREAM.MSG.GET.KV_{shared_bucket.BUCKET}",
+                    f"$KV.{shared_bucket.BUCKET}.{stored_session_key.SESSION_KEY}",
+                )
+            ),
+        ),
+        (_REPLIES, replica_statistics.STATS_SUBJECT),
+    )
+    return own.union(quota_permissions()) if quotas else own
+
+
+def dead_letter_permissions(options: DurableOptions, stream: str) -> Permissions:
+    """Return the permissions of `deadletters`, including `--abandoned` and `replay`."""
+    return Permissions(
+        (
+            f"{_API}.STREAM.NAMES",
+            f"{_API}.CONSUMER.INFO.{stream}.{options.name}",
+            f"{_API}.STREAM.MSG.GET.{stream}",
+            f"{_API}.STREAM.MSG.GET.{dead_letters.STREAM}",
+            f"{_API}.STREAM.MSG.DELETE.{dead_letters.STREAM}",
+            options.filter_subject,
+        )
+    )
+
+
+def inspect_permissions(options: DurableOptions, stream: str) -> Permissions:
+    """Return the permissions of `inspect`, which reads the command stream, the dead letters and the leases.
+
+    `usage` reads the accounts of budgets.
+    """
+    return Permissions(
+        (
+            f"{_API}.STREAM.NAMES",
+            f"{_API}.CONSUMER.INFO.{stream}.{options.name}",
+            f"{_API}.STREAM.MSG.GET.{stream}",
+            f"{_API}.STREAM.MSG.GET.{dead_letters.STREAM}",
+            f"{_API}.STREAM.INFO.KV_{leases.BUCKET}",
+            _direct_get(leases.BUCKET, leases.KEYS),
+            f"{_API}.STREAM.MSG.GET.KV_{leases.BUCKET}",
+            *_read(BUDGETS.bucket.stream),
+            _direct_get(BUDGETS.bucket.name, BUDGETS.keys),
+            replica_statistics.STATS_SUBJECT,
+        ),
+        (_REPLIES, replica_statistics.STATS_REPLIES),
+    )
+
+
+def handover_permissions(options: DurableOptions, stream: str) -> Permissions:
+    """Return the permissions of `nats durable`, including `--restore`."""
+    return Permissions(
+        (
+            f"{_API}.STREAM.NAMES",
+            f"{_API}.CONSUMER.INFO.{stream}.{options.name}",
+            f"{_API}.CONSUMER.CREATE.{stream}.{options.name}.{options.filter_subject}",
+            f"{_API}.STREAM.MSG.GET.{stream}",
+            f"$JS.ACK.{stream}.{options.name}.>",
+            replica_statistics.STATS_SUBJECT,
+        ),
+        (_REPLIES, replica_statistics.STATS_REPLIES),
+    )
+
+
+def _created_stream(stream: str) -> tuple[str, ...]:
+    return f"{_API}.STREAM.INFO.{stream}", f"{_API}.STREAM.CREATE.{stream}"
+
+
+def _read(stream: str) -> tuple[str, ...]:
+    return f"{_API}.STREAM.INFO.{stream}", f"{_API}.STREAM.MSG.GET.{stream}"
+
+
+def _direct_get(bucket: str, key: str) -> str:
+    return f"{_API}.DIRECT.GET.KV_{bucket}.$KV.{bucket}.{key}"
+
+
+def _listed_bucket(bucket: str, keys: str) -> tuple[str, ...]:
+    """Return the subjects of a bucket whose records are read in batches."""
+    return (*_bucket(bucket, keys), f"{_API}.DIRECT.GET.KV_{bucket}")
+
+
+def _bucket(bucket: str, *keys: str) -> tuple[str, ...]:
+    """Return the subjects of a bucket. One that an operator created may forbid direct gets, so allow both ways."""
+    return (
+        *_created_stream(f"KV_{bucket}"),
+        *(_direct_get(bucket, key) for key in keys),
+        f"{_API}.STREAM.MSG.GET.KV_{bucket}",
+        *(f"$KV.{bucket}.{key}" for key in keys),
+    )
+
+
+SWITCH_PERMISSIONS = Permissions(
+    (
+        f"{_API}.STREAM.INFO.KV_{shared_bucket.BUCKET}",
+        # No STREAM.MSG.GET: it reads every key of the bucket, so also the session key. No STREAM.CREATE: the creator of
+        # a bucket could have the server republish every key that is written to it.
+        _direct_get(shared_bucket.BUCKET, switches.SWITCHES_KEY),
+        f"$KV.{shared_bucket.BUCKET}.{switches.SWITCHES_KEY}",
+    )
+)
+"""Permissions of `tools disable`, `enable` and `disabled`."""
+
+TOP_PERMISSIONS = Permissions((replica_statistics.STATS_SUBJECT,), (_REPLIES, replica_statistics.STATS_REPLIES))
+"""Permissions of `top`, and of `limits` and `budgets` for the running executors."""

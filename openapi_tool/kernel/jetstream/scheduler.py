@@ -1,0 +1,272 @@
+"""Order in which held commands get a slot, and which of them is evicted if too many are held.
+
+To change the order, write another class with the methods of `Scheduler` and return it from `new_scheduler`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Protocol
+
+from openapi_tool.kernel.jetstream.held import Held
+from openapi_tool.nats_client.options import FairnessOptions
+
+_EQUAL_WEIGHTS: Mapping[str, float] = MappingProxyType({})
+
+_MIN_COST = 0.1  # of a command, in requests
+_MAX_STALE_ENTRIES = 64  # of a heap, in addition to one per flow; see `_FlowQueue._drop_stale_entries`
+_MAX_IDLE_FLOWS = 4_096  # without a waiting command, remembered with their charge, at each level
+
+
+def _any_project(_: str) -> bool:
+    return True
+
+
+class Scheduler(Protocol):
+    """Queue of the commands that wait for a slot."""
+
+    memory_bytes: int
+
+    def __len__(self) -> int:
+        """Return the number of waiting commands."""
+
+    def ahead_of(self, project: str) -> int:
+        """Return the number of commands that run before a further one of a project."""
+
+    def offer(self, work: Held) -> None:
+        """Enqueue a command."""
+
+    def next(self, may_begin: Callable[[str], bool] = _any_project) -> Held | None:
+        """Remove and return the command that runs next; None if none waits whose project may begin another call."""
+
+    def finished(self, work: Held, cost: float) -> None:
+        """Charge a command that has run with `cost` upstream requests; `next` has charged one of them."""
+
+    def evict(self) -> Held:
+        """Remove and return the command to hand back if too many wait. Raises ValueError if none waits."""
+
+    def would_evict(self, project: str) -> bool:
+        """Return whether a further command of a project would be evicted at once."""
+
+    def withdraw(self) -> list[Held]:
+        """Remove and return all waiting commands."""
+
+
+def new_scheduler(fairness: FairnessOptions) -> Scheduler:
+    """Return the scheduler of a kernel's consumer."""
+    return FairScheduler(fairness.weights)
+
+
+class FairScheduler:
+    """Weighted fair queueing over projects, within a project over agents of equal weight, and FIFO within an agent.
+
+    The next slot goes to the project that was charged least for its weight (`weights`, else 1), so one that queues
+    thousands of commands delays only its own. An idle project earns no credit. If too many commands wait, the
+    newest one of the project with the most memory per weight is evicted.
+    """
+
+    def __init__(self, weights: Mapping[str, float] = _EQUAL_WEIGHTS) -> None:
+        self.memory_bytes = 0
+        self._length = 0
+        self._projects = _FlowQueue(levels=2, weights=weights)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def ahead_of(self, project: str) -> int:
+        """Estimate the commands before a further one of a project: its own, each with one of every other."""
+        return min(self._projects.ahead_of(project), self._length)
+
+    def offer(self, work: Held) -> None:
+        """Enqueue a command."""
+        self._projects.push(work.claimed_agent, work)
+        self._length += 1
+        self.memory_bytes += work.memory_bytes
+
+    def next(self, may_begin: Callable[[str], bool] = _any_project) -> Held | None:
+        """Remove and return the command that runs next, of a project that may begin a call; None without one."""
+        work = self._projects.pop(may_begin) if self._length else None
+        return work and self._deduct(work)
+
+    def finished(self, work: Held, cost: float) -> None:
+        """Charge project and agent with the cost of a command beyond the one request that `next` has charged.
+
+        A command without any costs a tenth of a request: at full cost, expired commands would use up their project's
+        share; at no cost, a flood of invalid calls would occupy all slots.
+        """
+        if cost != 1:
+            self._projects.charge(work.claimed_agent, max(cost, _MIN_COST) - 1)
+
+    def evict(self) -> Held:
+        """Remove and return the newest command of the largest agent in the largest project, by memory and weight."""
+        return self._deduct(self._projects.drop())
+
+    def would_evict(self, project: str) -> bool:
+        """Return whether a project has the most memory per weight."""
+        return self._length > 0 and self._projects.largest() == project
+
+    def withdraw(self) -> list[Held]:
+        """Remove and return all waiting commands, in the order in which they would have run."""
+        return [self._deduct(work) for work in iter(self._projects.pop, None)]
+
+    def _deduct(self, work: Held) -> Held:
+        self._length -= 1
+        self.memory_bytes -= work.memory_bytes
+        return work
+
+
+class _Fifo:
+    def __init__(self) -> None:
+        self._waiting: deque[Held] = deque()
+
+    def push(self, _: tuple[str, ...], work: Held) -> None:
+        self._waiting.append(work)
+
+    def pop(self) -> Held:
+        return self._waiting.popleft()
+
+    def drop(self) -> Held:
+        return self._waiting.pop()
+
+    def charge(self, _: tuple[str, ...], __: float) -> None:
+        """Do nothing: within one agent the order does not depend on cost."""
+
+
+class _Flow:
+    """Flow of a fair queue: one project, or one agent of it.
+
+    `memory_bytes` is 0 only if no command waits. The next is due at the virtual time `start`; a request takes `step` (1
+    / weight). `entry_number` is that of its valid entry in the heap, or 0.
+    """
+
+    __slots__ = ("entry_number", "length", "memory_bytes", "queue", "start", "step")
+
+    def __init__(self, queue: _Fifo | _FlowQueue, start: float, weight: float) -> None:
+        self.queue = queue
+        self.start = start
+        self.step = 1 / weight
+        self.memory_bytes = 0
+        self.length = 0
+        self.entry_number = 0
+
+
+class _FlowQueue:
+    """Start-time fair queueing (Goyal, Vin and Cheng, 1996) over flows with `weights`, by default 1.
+
+    The flow with the earliest start is served next; its start advances by cost / weight. Virtual time is the start of
+    the flow served last, and the earliest start of an idle flow that gets a command. With `levels` above 1 each flow is
+    itself a fair queue, over the next element of the path.
+    """
+
+    def __init__(self, levels: int, weights: Mapping[str, float] = _EQUAL_WEIGHTS) -> None:
+        self._levels = levels
+        self._weights = weights
+        self._virtual_time = 0.0
+        self._flows: dict[str, _Flow] = {}
+        # Heap of (start, number of the entry, name of the flow). A charge does not change the flow's entry, whose start
+        # is then too early; a refund adds an entry, and the old one becomes stale.
+        self._due: list[tuple[float, int, str]] = []
+        self._entries = 0
+
+    def push(self, path: tuple[str, ...], work: Held) -> None:
+        name = path[0]
+        flow = self._flows.get(name)
+        if flow is None:
+            queue = _FlowQueue(self._levels - 1) if self._levels > 1 else _Fifo()
+            flow = self._flows[name] = _Flow(queue, self._virtual_time, self._weights.get(name, 1.0))
+        flow.queue.push(path[1:], work)
+        flow.memory_bytes += work.memory_bytes
+        flow.length += 1
+        if not flow.entry_number:
+            flow.start = max(flow.start, self._virtual_time)
+            self._enqueue(name, flow)
+
+    def pop(self, may_begin: Callable[[str], bool] = _any_project) -> Held | None:
+        due = self._earliest(may_begin)
+        if due is None or (work := due[0].queue.pop()) is None:  # the latter never: a flow that is due has a command
+            return None
+        flow, name = due
+        self._virtual_time = max(self._virtual_time, flow.start)  # a flow that was passed over starts earlier
+        flow.memory_bytes -= work.memory_bytes
+        flow.length -= 1
+        flow.start += flow.step
+        if flow.memory_bytes:
+            self._enqueue(name, flow)
+        elif len(self._flows) > len(self._due) + _MAX_IDLE_FLOWS:
+            self._drop_idle_flows()
+        return work
+
+    def drop(self) -> Held:
+        name = self.largest()
+        flow = self._flows[name]
+        work = flow.queue.drop()
+        flow.memory_bytes -= work.memory_bytes
+        flow.length -= 1
+        if not flow.memory_bytes and flow.start <= self._virtual_time:  # a later start is a charge to remember
+            del self._flows[name]
+            self._drop_stale_entries()
+        return work
+
+    def ahead_of(self, name: str) -> int:
+        flow = self._flows.get(name)
+        return flow.length * len(self._due) if flow else 0
+
+    def largest(self) -> str:
+        return max((name for _, _, name in self._due), key=self._weighted_size)
+
+    def _weighted_size(self, name: str) -> float:
+        flow = self._flows.get(name)
+        return flow.memory_bytes * flow.step if flow else 0.0
+
+    def charge(self, path: tuple[str, ...], cost: float) -> None:
+        """Charge a flow. A refund (negative cost) never moves the start before the virtual time."""
+        if flow := self._flows.get(path[0]):
+            charged = flow.start + cost * flow.step
+            flow.start = charged if cost > 0 else max(charged, min(flow.start, self._virtual_time))
+            flow.queue.charge(path[1:], cost)
+            if cost < 0 and flow.entry_number:
+                self._enqueue(path[0], flow)
+
+    def _enqueue(self, name: str, flow: _Flow) -> None:
+        self._entries += 1
+        flow.entry_number = self._entries
+        heapq.heappush(self._due, (flow.start, self._entries, name))  # FIFO among equal starts
+
+    def _earliest(self, may_begin: Callable[[str], bool]) -> tuple[_Flow, str] | None:
+        """Return the flow to serve and its name, and remove its entry; None if no flow may begin a command.
+
+        Remove stale and empty entries; reinsert those of flows that were charged meanwhile.
+        """
+        passed_over = []
+        try:
+            while self._due:
+                entry = start, number, name = heapq.heappop(self._due)
+                flow = self._flows.get(name)
+                if flow is None or flow.entry_number != number:
+                    continue
+                flow.entry_number = 0
+                if flow.memory_bytes and flow.start > start:
+                    self._enqueue(name, flow)
+                elif flow.memory_bytes and may_begin(name):
+                    return flow, name
+                elif flow.memory_bytes:
+                    flow.entry_number = number
+                    passed_over.append(entry)
+        finally:
+            for entry in passed_over:
+                heapq.heappush(self._due, entry)
+        return None
+
+    def _drop_stale_entries(self) -> None:
+        """Remove stale entries, which pile up if commands of ever new agents are evicted unrun."""
+        if len(self._due) > 2 * len(self._flows) + _MAX_STALE_ENTRIES:
+            flows = self._flows
+            self._due = [entry for entry in self._due if entry[2] in flows and flows[entry[2]].entry_number == entry[1]]
+            heapq.heapify(self._due)
+
+    def _drop_idle_flows(self) -> None:
+        # A client may invent any number of project and agent names.
+        self._flows = {name: flow for name, flow in self._flows.items() if flow.entry_number}

@@ -1,0 +1,232 @@
+"""Whether the streams and buckets of the executor in NATS can be used; missing ones are created."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import nats.errors
+from nats.js.api import DiscardPolicy, StreamInfo
+from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
+
+from openapi_tool.kernel.jetstream import dead_letters, leases, parked_results, shared_bucket
+from openapi_tool.kernel.jetstream.doorbells import WakeupPublisher
+from openapi_tool.kernel.jetstream.leases import Leases
+from openapi_tool.kernel.jetstream.record_store import BUDGETS, LIMITS
+from openapi_tool.kernel.jetstream.session_key import restore_session_key
+from openapi_tool.nats_client.client import BusClient, Denied
+from openapi_tool.nats_client.connection_errors import describe_refusal
+from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.state.nats_kv import MAX_VALUE_BYTES, NatsKvRecords, NatsKvTexts
+from openapi_tool.state.port import AccessDenied
+from openapi_tool.telemetry.health import JETSTREAM, Health
+
+log = logging.getLogger(__name__)
+
+_TIMEOUT_S = 2.0
+CHECK_INTERVAL_S = 4.0
+RETRY_INTERVAL_S = 1.0
+"""Seconds between two checks, and while something cannot be used."""
+
+_MIN_FREE_BYTES = 1024
+_LEASES, _BUCKET, _PARKED = f"KV_{leases.BUCKET}", shared_bucket.STREAM, f"KV_{parked_results.PARKED_BUCKET}"
+_WRITTEN_BYTES = {
+    _LEASES: 4 * 1024,
+    _BUCKET: 1024,
+    _PARKED: 257 * 1024,
+    dead_letters.STREAM: 160 * 1024,
+}
+"""Streams of the executor, and the size of the largest message that it writes to each."""
+
+QUOTA_BYTES = {LIMITS.bucket.stream: MAX_VALUE_BYTES, BUDGETS.bucket.stream: MAX_VALUE_BYTES}
+"""The same for the records of quotas, which may be in another NATS."""
+
+_DOORBELL_BYTES = 2 * 1024  # with its headers
+_TEST_KEY = f"$KV.{parked_results.PARKED_BUCKET}.{parked_results.PARKED_KEYS.replace('*', 'test')}"
+
+
+async def unusable(client: BusClient, command_stream: str, *, quotas: bool) -> list[str]:
+    """Return which streams and buckets cannot be used, and why; `command_stream` is empty if it is missing.
+
+    With `quotas` also the records of quotas must be usable here.
+
+    If all can, a test record is stored, which expires: nothing else shows that the disk is full. Missing streams are no
+    problem, as they are created when they are needed. Raises nats.errors.Error.
+    """
+    needed = {**_WRITTEN_BYTES, **(QUOTA_BYTES if quotas else {}), command_stream: _DOORBELL_BYTES}
+    found = await asyncio.gather(
+        *(_unusable(client, name, size, readable=name != command_stream) for name, size in needed.items() if name)
+    )
+    return [problem for problem in found if problem] or await _not_stored(client)
+
+
+async def unusable_quotas(client: BusClient) -> list[str]:
+    """Return which records of quotas cannot be used, and why. Raises nats.errors.Error."""
+    found = await asyncio.gather(*(_unusable(client, name, size, readable=True) for name, size in QUOTA_BYTES.items()))
+    return [problem for problem in found if problem]
+
+
+async def _unusable(client: BusClient, stream: str, written_bytes: int, *, readable: bool) -> str:
+    try:
+        return problem_of_stream(await client.jetstream(timeout=_TIMEOUT_S).stream_info(stream), written_bytes)
+    except Denied as refusal:
+        return str(refusal) if readable else ""  # earlier versions did not read the command stream's
+    except NotFoundError:
+        return ""
+
+
+async def _not_stored(client: BusClient) -> list[str]:
+    try:
+        await client.publish_to_stream(_TEST_KEY, b"", {}, _TIMEOUT_S)
+    except NoStreamResponseError:  # the bucket is not created yet
+        return []
+    except APIError as error:
+        return [f"JetStream stores no message in {_PARKED}: {error.description}; free its disk or raise the limit"]
+    return []
+
+
+def failure_of_stream(error: Exception) -> str:
+    """Return what a request for a stream failed with."""
+    if isinstance(error, APIError):
+        return f"cannot be used: {describe_refusal(error)}"
+    return f"does not answer: {type(error).__name__}"
+
+
+def problem_of_stream(info: StreamInfo, written_bytes: int) -> str:
+    """Return why a stream does not store what is written to it, and what to do; empty if it does."""
+    config, state = info.config, info.state
+    name, max_size = config.name, config.max_msg_size or -1
+    max_bytes, max_messages = config.max_bytes or 0, config.max_msgs or 0
+    if config.sealed:
+        return f"{name} is sealed for good: delete it (nats stream rm {name}), so that it is created again"
+    if 0 <= max_size < written_bytes:
+        edit = f"nats stream edit {name} --max-msg-size {written_bytes} --force"
+        return f"{name} takes messages of up to {max_size} bytes only, and some have {written_bytes}: run {edit}"
+    if config.discard != DiscardPolicy.NEW:  # it deletes old messages instead
+        return ""
+    free = f"delete messages, or raise the limit (nats stream edit {name})"
+    if 0 < max_bytes < state.bytes + _MIN_FREE_BYTES:  # the server counts some overhead per message
+        return f"{name} is full ({state.bytes} of {max_bytes} bytes): {free}"
+    if 0 < max_messages <= state.messages:
+        return f"{name} is full ({state.messages} of {max_messages} messages): {free}"
+    return ""
+
+
+@dataclass(slots=True)
+class StorageMonitor:
+    """Creates missing streams and buckets, and records in `health` which cannot be written or do not answer.
+
+    It also records if no doorbell can be stored.
+    `session_key` is None if it is not stored in NATS. Fewer than `replicas` replicas cause a warning. `quotas`: the
+    records of quotas are here, too.
+    """
+
+    client: BusClient
+    leases: Leases
+    parked: NatsKvTexts
+    dead_letter_stream: dead_letters.DeadLetters
+    doorbells: WakeupPublisher
+    session_key: bytes | None
+    replicas: int
+    health: Health
+    quotas: bool = True
+    _warned: set[str] = field(default_factory=set)
+    _warned_of_keys: bool = False
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def run(self) -> None:
+        """Check until cancelled."""
+        while True:
+            self._wake.clear()
+            await self.check()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CHECK_INTERVAL_S if self.health.ok(JETSTREAM) else RETRY_INTERVAL_S):
+                    await self._wake.wait()
+
+    def wake(self) -> None:
+        """Check now."""
+        self._wake.set()
+
+    async def check(self) -> None:
+        """Check once; again at once, without a record, if replies were lost because of a reconnect."""
+        reconnects = self.client.stats["reconnects"]
+        creators: dict[str, Callable[[], Awaitable[object]]] = {
+            _LEASES: self.leases.records.ensure,
+            _BUCKET: self._ensure_bucket,
+            _PARKED: self.parked.ensure,
+            dead_letters.STREAM: self.dead_letter_stream.ensure,
+        }
+        needed = {**_WRITTEN_BYTES, **(QUOTA_BYTES if self.quotas else {}), self.doorbells.stream(): _DOORBELL_BYTES}
+        problems = await asyncio.gather(
+            self.doorbells.problem(),
+            *(self._check_stream(stream, size, creators.get(stream)) for stream, size in needed.items() if stream),
+        )
+        reason = "; ".join(filter(None, problems))
+        if reason and reconnects != self.client.stats["reconnects"]:
+            self.wake()
+            return
+        self.health.record(JETSTREAM, ok=not reason, reason=reason)
+
+    async def _ensure_bucket(self) -> None:
+        if self.session_key is None:
+            await NatsKvRecords(self.client, shared_bucket.shared_bucket(self.replicas)).ensure()
+        else:
+            await restore_session_key(self.client, self.session_key, self.replicas)
+
+    async def _check_stream(
+        self, stream: str, written_bytes: int, create: Callable[[], Awaitable[object]] | None
+    ) -> str:
+        """Return why a stream cannot be used, empty if it can; one without `create` may be missing or unreadable."""
+        jetstream = self.client.jetstream(timeout=_TIMEOUT_S)
+        try:
+            try:
+                info = await jetstream.stream_info(stream)
+            except NotFoundError:
+                if create is not None:
+                    await create()
+                    log.info("created %s", stream, extra={"action": "storage.created", "stream": stream})
+                return ""
+        except Denied as denied:
+            return f"{stream}: {denied}" if create is not None else ""
+        except AccessDenied as denied:  # by `create`
+            return f"{stream}: {denied}"
+        except Unavailable as unusable:
+            return str(unusable)
+        except (nats.errors.Error, OSError) as error:
+            # Without their records limits and budgets go on with this replica's part (ADR 9). The first write creates a
+            # missing bucket; while a cluster elects a leader, it cannot say that one is missing.
+            return f"{stream} {failure_of_stream(error)}" if stream not in QUOTA_BYTES else ""
+        if create is not None:
+            self._warn_of_replicas(stream, info)
+        if stream == _BUCKET:
+            self._warn_of_readable_keys(info)
+        return problem_of_stream(info, written_bytes)
+
+    def _warn_of_replicas(self, stream: str, info: StreamInfo) -> None:
+        replicas = info.config.num_replicas or 1
+        if replicas < self.replicas and stream not in self._warned:
+            self._warned.add(stream)
+            log.warning(
+                "%s has fewer replicas than the command stream: if its servers fail, redelivered calls wait; run: "
+                "nats stream edit %s --replicas %s --force",
+                stream,
+                stream,
+                self.replicas,
+                extra={"action": "storage.replicas", "stream": stream, "copies": replicas},
+            )
+
+    def _warn_of_readable_keys(self, info: StreamInfo) -> None:
+        """Warn of a bucket that an earlier version created: its keys cannot be permitted one by one."""
+        restricted = info.config.allow_direct and not info.config.allow_rollup_hdrs
+        if not restricted and not self._warned_of_keys:
+            self._warned_of_keys = True
+            log.warning(
+                "%s allows no direct gets, or rollups: a user who may disable tools can read or remove the session "
+                "key; run: %s",
+                _BUCKET,
+                shared_bucket.RESTRICT,
+                extra={"action": "storage.unrestricted", "stream": _BUCKET},
+            )

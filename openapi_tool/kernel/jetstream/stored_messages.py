@@ -1,0 +1,85 @@
+"""Messages that a stream holds, read one by one."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from datetime import datetime
+
+import orjson
+from nats.aio.client import Client
+from nats.js.errors import APIError
+
+from openapi_tool.kernel.jetstream.deliveries import stored_delivery
+from openapi_tool.nats_client.headers import MessageHeaders, parse_headers
+from openapi_tool.protocol.command import Delivery
+
+_TIMEOUT_S = 5.0
+_NOT_FOUND = 404
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """Message of a stream; its subject has U+FFFD in place of bytes that are not UTF-8."""
+
+    stream: str
+    sequence: int
+    subject: str
+    headers: MessageHeaders
+    data: bytes
+    published_at: datetime
+
+    @property
+    def delivery(self) -> Delivery:
+        """Return the first delivery of the message."""
+        place = self.stream, self.sequence
+        return stored_delivery(place, self.subject, self.headers, self.data, self.published_at)
+
+
+async def stored_message(client: Client, stream: str, **wanted: object) -> StoredMessage | None:
+    """Return the message of a stream that the request selects, None without one. Raises nats.errors.Error."""
+    request = orjson.dumps(wanted)
+    reply = await client.request(f"$JS.API.STREAM.MSG.GET.{stream}", request, timeout=_TIMEOUT_S)
+    answer = orjson.loads(reply.data)
+    if error := answer.get("error"):
+        if error.get("code") == _NOT_FOUND:  # no such message, or no such stream
+            return None
+        raise APIError.from_error(error)
+    found = answer["message"]
+    data, headers = (base64.b64decode(found.get(name, "")) for name in ("data", "hdrs"))
+    published_at = datetime.fromisoformat(found["time"])
+    return StoredMessage(stream, found["seq"], found["subject"], parse_headers(headers), data, published_at)
+
+
+async def stream_messages(
+    client: Client, stream: str, subject: str = ">", since: datetime | None = None, first: int = 1
+) -> AsyncGenerator[StoredMessage, None]:
+    """Yield the messages that a stream holds now, from `since` or the sequence `first`; nothing without such a stream.
+
+    Each is requested by itself. A consumer would be faster, but whoever may create one can have the server publish the
+    messages on any subject.
+    """
+    last = await stored_message(client, stream, last_by_subj=subject)
+    if last is None:
+        return
+    number = first if since is None else await _first_since(client, stream, since, last.sequence)
+    while number <= last.sequence:
+        message = await stored_message(client, stream, seq=number, next_by_subj=subject)
+        if message is None:
+            return
+        yield message
+        number = message.sequence + 1
+
+
+async def _first_since(client: Client, stream: str, since: datetime, last: int) -> int:
+    """Return a sequence at which the messages published since then begin, by binary search; `last` + 1 without one."""
+    low, high = 1, last + 1
+    while low < high:
+        middle = (low + high) // 2
+        message = await stored_message(client, stream, seq=middle, next_by_subj=">")
+        if message is None or message.published_at >= since:
+            high = middle
+        else:
+            low = message.sequence + 1
+    return low

@@ -1,0 +1,82 @@
+"""Commit results with retries; park those that cannot be committed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+
+from tenacity import RetryCallState, stop_after_delay, wait_exponential_jitter
+
+from openapi_tool.concurrency.retries import retried
+from openapi_tool.kernel.pipeline.call_result import CallResult
+from openapi_tool.kernel.pipeline.parked_results import ParkedResults
+from openapi_tool.kernel.pipeline.ports import Kernel
+from openapi_tool.kernel.pipeline.result_order import CommitWait, ResultOrder
+from openapi_tool.protocol.cards import Card
+from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.protocol.report import Report
+
+log = logging.getLogger(__name__)
+
+_PARK_AFTER_S = 10.0
+"""Seconds of failed commits until the result is parked for another executor; workers wait at least 30 s."""
+
+_BACKOFF = wait_exponential_jitter(multiplier=0.1, max=2.0, jitter=0.1)
+
+
+@dataclass(frozen=True, slots=True)
+class ResultCommitter:
+    """Commits results in their turn's order; retries for `retry_timeout_s` seconds in an outage of the database."""
+
+    kernel: Kernel
+    parked: ParkedResults
+    order: ResultOrder
+    retry_timeout_s: float
+
+    async def commit(self, wait: CommitWait, result: CallResult, card: Card, report: Report) -> bool:
+        """Commit the result; return whether it was written. If that fails, park it and raise the failure.
+
+        It is parked after `_PARK_AFTER_S`, for an executor that reaches the database; if it is too large, retry here
+        instead.
+        """
+        commit = partial(self.kernel.commit, card, report, result.artifact), partial(self.kernel.is_turn_busy, report)
+        park_after_s = min(_PARK_AFTER_S, self.retry_timeout_s)
+        try:
+            return await self._commit(wait, *commit, park_after_s)
+        except (Exception, asyncio.CancelledError) as failure:
+            parked = result.parked or await self.parked.park(wait.identity, result)
+            if parked or not isinstance(failure, Unavailable) or self.retry_timeout_s <= park_after_s:
+                raise
+        try:
+            return await self._commit(wait, *commit, self.retry_timeout_s - park_after_s, retry=True)
+        except (Exception, asyncio.CancelledError):
+            await self.parked.park(wait.identity, result)  # NATS may have been unavailable at the first attempt
+            raise
+
+    async def _commit(
+        self,
+        wait: CommitWait,
+        commit: Callable[..., Awaitable[bool]],
+        is_busy: Callable[[float], Awaitable[bool]],
+        for_s: float,
+        *,
+        retry: bool = False,
+    ) -> bool:
+        """Commit, with retries for `for_s` seconds. `retry` reports an earlier failed commit to the circuit breaker."""
+
+        async def attempt() -> bool:
+            nonlocal retry
+            failed_before, retry = retry, True
+            return await self.order.write(wait, partial(commit, retry=failed_before), is_busy)
+
+        return await retried(
+            attempt, on=Unavailable, wait=_BACKOFF, stop=stop_after_delay(for_s), before_sleep=_log_retry
+        )
+
+
+def _log_retry(state: RetryCallState) -> None:
+    outage = state.outcome and state.outcome.exception()
+    log.debug("commit failed; retrying: %s", outage, extra={"action": "commit.retried"})

@@ -1,0 +1,140 @@
+"""Parked results: stored for the next delivery of the command, as they could not be committed.
+
+Name and authentication tag (`seal`) of a parked result are HMACs over project, agent, turn and tool call id. So no
+other call can find it, and no client without the executors' key can forge one (ADR 5).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+from typing import Any
+
+import orjson
+from cachetools import TTLCache
+
+from openapi_tool.kernel.pipeline.call_result import CallResult
+from openapi_tool.kernel.pipeline.ports import ResultStore
+from openapi_tool.protocol.cards import ArtifactCard
+from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.protocol.identity import CallIdentity
+from openapi_tool.tools.log_ids import log_ids
+from openapi_tool.tools.result import ResultFields
+
+log = logging.getLogger(__name__)
+
+MAX_BYTES = 256 * 1024  # of a record
+MAX_PROJECT_BYTES = 8 * 1024 * 1024
+"""Bytes of a project in an hour, an eighth of the bucket: a project that changes its own rows can have every commit
+refused, and would fill the bucket for all."""
+
+_EXPIRY_S = 3600.0
+_TIMEOUT_S = 2.0
+_VERSION = 1
+_SEAL_BYTES = 32
+
+
+class ParkedResults:
+    """Store of results, sealed with a `key` that all executors share; its failures never fail a call."""
+
+    def __init__(self, store: ResultStore, key: bytes) -> None:
+        self._store = store
+        self._key = hmac.digest(key, b"parked result", hashlib.sha256)
+        self._sizes: dict[str, TTLCache[str, int]] = {}  # of the records of each project, by name
+
+    async def park(self, identity: CallIdentity, result: CallResult) -> bool:
+        """Store a result; return False if it is too large, or not stored after two seconds."""
+        record = _encode(result)
+        if len(record) > MAX_BYTES:
+            self._log("a result is too large to be parked; its call will be run again", identity, len(record))
+            return False
+        name = self._name(identity)
+        if not self._count(identity.project_id, name, len(record)):
+            self._log("too many results of this project are parked; its call will be run again", identity, len(record))
+            return False
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                await self._store.put(name, self._seal(identity, record) + record)
+        except (Unavailable, TimeoutError) as error:
+            self._sizes[identity.project_id].pop(name, None)
+            self._log(f"cannot park a result; its call will be run again: {error}", identity, len(record))
+            return False
+        self._log("parked a result that could not be committed", identity, len(record))
+        return True
+
+    async def find(self, identity: CallIdentity) -> CallResult | None:
+        """Return the parked result of a call, None if there is none or it cannot be read."""
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                sealed = await self._store.get(self._name(identity))
+        except (Unavailable, TimeoutError):
+            return None
+        if sealed is None:
+            return None
+        seal, record = sealed[:_SEAL_BYTES], sealed[_SEAL_BYTES:]
+        if not hmac.compare_digest(seal, self._seal(identity, record)):
+            return None
+        return _decode(record, identity.project_id)
+
+    async def delete(self, identity: CallIdentity) -> None:
+        """Delete the parked result; if that fails, it expires later."""
+        name = self._name(identity)
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                await self._store.delete(name)
+            if (sizes := self._sizes.get(identity.project_id)) is not None:
+                sizes.pop(name, None)
+        except (Unavailable, TimeoutError):
+            log.debug("cannot delete a parked result; it will expire", extra={"action": "result.left_parked"})
+
+    def _count(self, project: str, name: str, size: int) -> bool:
+        """Count a record against the share of its project; return False if it exceeds it."""
+        for other, stored in list(self._sizes.items()):
+            stored.expire()
+            if not stored:
+                del self._sizes[other]
+        sizes = self._sizes.setdefault(project, TTLCache(MAX_PROJECT_BYTES, _EXPIRY_S, getsizeof=int))
+        sizes.pop(name, None)
+        if sizes.currsize + size > MAX_PROJECT_BYTES:
+            return False
+        sizes[name] = size
+        return True
+
+    def _name(self, identity: CallIdentity) -> str:
+        return self._digest(b"name", identity, b"").hex()
+
+    def _seal(self, identity: CallIdentity, record: bytes) -> bytes:
+        return self._digest(b"seal", identity, record)
+
+    def _digest(self, purpose: bytes, identity: CallIdentity, record: bytes) -> bytes:
+        owner = [identity.project_id, identity.agent_id, identity.agent_turn_id, identity.tool_call_id]
+        return hmac.digest(self._key, b"\n".join((purpose, orjson.dumps(owner), record)), hashlib.sha256)
+
+    def _log(self, message: str, identity: CallIdentity, size: int) -> None:
+        log.warning("%s", message, extra={"action": "result.parked", "bytes": size} | log_ids(identity))
+
+
+def _encode(result: CallResult) -> bytes:
+    card = result.artifact
+    artifact = card and {
+        "card_id": card.card_id,
+        "content": orjson.Fragment(bytes(card.content)),
+        "metadata": card.metadata,
+        "ttl_s": card.ttl_s,
+    }
+    fields = {name: getattr(result.fields, name) for name in ("status", "result", "error", "tool_output")}
+    return orjson.dumps({"version": _VERSION, **fields, "artifact": artifact})
+
+
+def _decode(record: bytes, project_id: str) -> CallResult | None:
+    """Decode a record of any executor; return None for another version."""
+    fields: dict[str, Any] = orjson.loads(record)
+    if fields.pop("version") != _VERSION:
+        return None
+    card = fields.pop("artifact")
+    if card is not None:
+        card["content"] = bytearray(orjson.dumps(card["content"]))
+    artifact = None if card is None else ArtifactCard(tenant_id=project_id, **card)
+    return CallResult(ResultFields(**fields), artifact, parked=True)

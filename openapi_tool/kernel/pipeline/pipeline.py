@@ -1,0 +1,360 @@
+"""Pipeline for one delivery of a command: decode, load, run, commit, publish the doorbell."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from openapi_tool.concurrency.cancellation import raise_if_cancelled, shielded
+from openapi_tool.concurrency.keyed_lock import KeyedLock
+from openapi_tool.engine.call import Call
+from openapi_tool.engine.runner import ToolRunner
+from openapi_tool.kernel.pipeline.call_result import CallResult
+from openapi_tool.kernel.pipeline.commit import ResultCommitter
+from openapi_tool.kernel.pipeline.parked_results import ParkedResults
+from openapi_tool.kernel.pipeline.ports import CallSlot, Clock, Kernel, Publisher, Tracer
+from openapi_tool.kernel.pipeline.result_order import ResultOrder
+from openapi_tool.kernel.pipeline.turn_deadline import turn_deadline
+from openapi_tool.kernel.pipeline.wakeups import WakeupSender
+from openapi_tool.options.executor import ExecutorOptions
+from openapi_tool.options.tools import ToolOptions
+from openapi_tool.protocol.cards import artifact_card, read_tool_call, result_card
+from openapi_tool.protocol.command import AfterExecution, Command, Delivery
+from openapi_tool.protocol.dialect import Dialect
+from openapi_tool.protocol.errors import (
+    InternalError,
+    NotFound,
+    ReportRefused,
+    ToolMisconfigured,
+    Unanswerable,
+    Unavailable,
+)
+from openapi_tool.protocol.identity import CallIdentity, identify, unidentified
+from openapi_tool.protocol.records import CallRecords, DefinitionRecord, EarlierResult
+from openapi_tool.protocol.report import Acceptance, reportable_content, trace_link
+from openapi_tool.protocol.settlement import Acknowledge, Requeue, Settlement, StoreDeadLetter
+from openapi_tool.protocol.tracing import TraceLink
+from openapi_tool.telemetry import metrics
+from openapi_tool.telemetry.calls import CallFacts, record_finished
+from openapi_tool.telemetry.logs import CALL_FIELDS
+from openapi_tool.telemetry.spans import CallSpan
+from openapi_tool.tools.deadlines import Deadline, TimeLimits
+from openapi_tool.tools.definition import stored_after_execution
+from openapi_tool.tools.log_ids import log_ids
+from openapi_tool.tools.output import COPIES_OF_COMMIT
+from openapi_tool.tools.wording import short
+
+log = logging.getLogger(__name__)
+
+_UNCLAIMED_STATUSES = ("pending", "deferred")  # of an inbox row that may still need a doorbell
+_NOT_IN_ROSTER = (
+    "The calling agent is not in the project's roster, so no worker can be woken; an operator must add it to "
+    "resource.project_agents."
+)
+_EXHAUSTED = "Every attempt at this call stopped the tool executor, so it is not run again; change the arguments."
+
+MAX_WITHOUT_BODY = 20
+"""Deliveries without a body until the command counts as one without a body: a publisher can forge the header."""
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineOptions:
+    """Actor id of the result cards, and the settings sections with the limits of a call."""
+
+    actor_id: str
+    executor: ExecutorOptions
+    tools: ToolOptions
+
+
+@dataclass(slots=True, eq=False)
+class _Delivered:
+    """Delivered command that gets a result; `earlier_run` means that an earlier run may have parked its result."""
+
+    delivery: Delivery
+    command: Command
+    identity: CallIdentity
+    records: CallRecords
+    acceptance: Acceptance
+    call: Call
+    slot: CallSlot
+    facts: CallFacts
+    earlier_run: bool
+
+
+class Pipeline:
+    """Handles deliveries of tool commands; `slot_of` returns the slot of a running call by stream sequence."""
+
+    def __init__(
+        self,
+        options: PipelineOptions,
+        dialect: Dialect,
+        kernel: Kernel,
+        runner: ToolRunner,
+        publisher: Publisher,
+        tracer: Tracer,
+        clock: Clock,
+        parked: ParkedResults,
+        slot_of: Callable[[int], CallSlot],
+    ) -> None:
+        self._options = options
+        self._dialect = dialect
+        self._kernel = kernel
+        self._runner = runner
+        self._limits = TimeLimits(options.executor, options.tools)
+        self._wakeup = WakeupSender(publisher, clock, self._limits)
+        self._tracer = tracer
+        self._clock = clock
+        self._parked = parked
+        # Half of the margin: every call ends a whole one before its turn's deadline.
+        max_wait_s = options.executor.commit_margin_s / 2
+        self._order = ResultOrder(options.executor.min_result_delay_s, max_wait_s, clock)
+        self._committer = ResultCommitter(kernel, parked, self._order, options.executor.commit_retry_timeout_s)
+        self._slot_of = slot_of
+        self._call_locks = KeyedLock()
+
+    async def handle(self, delivery: Delivery) -> Settlement:
+        """Handle one delivery and return its settlement; raises only CancelledError."""
+        try:
+            return await self._answer(delivery)
+        except Unanswerable as refusal:
+            return StoreDeadLetter(refusal.reason, refusal.message, refusal.terminate)
+        except Unavailable as outage:
+            metrics.REQUEUED.inc()
+            # This reason is logged for each command; the health report logs it once, with the remedy.
+            return Requeue(self._options.executor.requeue_delay_s, reason=outage.problem)
+        except Exception as defect:
+            raise_if_cancelled(defect)
+            sequence = delivery.stream_sequence
+            log.exception("internal error", extra={"action": "call.broken", "stream_sequence": sequence})
+            if delivery.exhausted:
+                return StoreDeadLetter("defect", "an internal error of the executor prevented a result", terminate=True)
+            return Requeue(self._options.executor.requeue_delay_s, defect=True, reason="internal error")
+
+    async def _answer(self, delivery: Delivery) -> Settlement:
+        """Load the rows of a command, run its call, commit the result. Raises Unanswerable, Unavailable, a defect."""
+        received = time.monotonic()
+        if delivery.lacks_body and delivery.attempt < MAX_WITHOUT_BODY:
+            delay_s = delivery.attempt * self._options.executor.requeue_delay_s
+            return Requeue(delay_s, reason="delivered without its body: the durable has headers_only set")
+        command = self._dialect.decode(delivery)
+        call_id = command.identity.tool_call_id or command.card_id
+        if call_id is None:  # no record can be found
+            raise unidentified()
+        # Copies of a command run one after the other. Together they would share an upstream request, and its cost might
+        # be counted by the copy whose commit is refused.
+        async with self._call_locks.hold((command.identity.project_id, call_id)) as waited:
+            earlier_run = waited or delivery.attempt > 1
+            records = await self._kernel.load(command)
+            identity = identify(command.identity, records.card)
+            if records.earlier is not None:
+                await self._delete_parked(identity, earlier_run=earlier_run)
+                return await self._settle_existing_result(delivery, identity, records, records.earlier)
+            try:
+                acceptance = self._dialect.accept(identity, records)
+            except Unanswerable:
+                await self._delete_parked(identity, earlier_run=earlier_run)
+                raise
+
+            slot = self._slot_of(delivery.stream_sequence)
+            call = self._runner.new_call(identity, slot)
+            link = trace_link(identity, acceptance.waiting_turn)
+            facts = self._facts(delivery, command, call, link, received)
+            CALL_FIELDS.set(facts.fields)
+            delivered = _Delivered(delivery, command, identity, records, acceptance, call, slot, facts, earlier_run)
+            # The call begins with the arrival of its command in the stream.
+            arrived, name = facts.began - facts.age_s, f"execute_tool {facts.function_name}"
+            with self._tracer.span(name, link, facts.ids, arrived) as span, call.memory:
+                span.facts = facts
+                # After `max_lost_runs` lost runs a parked result is ignored: if the database refuses it each time, the
+                # call would get none.
+                parked = await self._parked.find(identity) if earlier_run and not delivery.exhausted else None
+                result = parked or await self._run(delivered)
+                # The larger of two counts that can each be too small: `attempts` ends at MAX_ATTEMPTS, and a request
+                # that identical calls share is in the `spent` of only one of them.
+                slot.requests = max(call.spent.requests, len(call.attempts))
+                _record_result(facts, call, result)
+                # Release the memory of responses, except what the commit needs.
+                call.memory.release_all_but(COPIES_OF_COMMIT * len(result.artifact.content) if result.artifact else 0)
+                # After a cancellation commit and doorbell get a third of a drain's last seconds (`shutdown.py`).
+                grace_s = self._options.executor.hand_back_s / 3
+                return await shielded(self._commit(delivered, result, span), grace_s)
+
+    async def _run(self, delivered: _Delivered) -> CallResult:
+        """Run the call; every failure but Unavailable and CancelledError becomes its result."""
+        delivery, call, records, limits = delivered.delivery, delivered.call, delivered.records, self._limits
+        try:
+            record = _runnable(delivered)
+            latest = limits.deadline(self._age_s(delivery), None)
+            definition = await self._runner.parse_definition(call, record, latest)
+            given = read_tool_call(records.card, call.identity.tool_call_id)
+        except Exception as cause:  # noqa: BLE001 - logged by `failure_result`
+            name, started = delivered.command.function_name, delivered.facts.loaded
+            return CallResult(self._runner.failure_result(call, name, cause, started))
+        deadline = limits.deadline(self._age_s(delivery), definition.suspend_timeout_s, definition.timeout_s)
+        # Once a call outlasts `worker_timeout_s`, its turn may end before the call's deadline. Without a step id the
+        # results of other calls of the step, which decide that, cannot be found.
+        check_after_s = limits.worker_timeout_left_s(self._age_s(delivery))
+        outlasts = limits.may_outlast_worker_timeout(definition.suspend_timeout_s)
+        if outlasts and call.identity.step_id is not None and check_after_s < deadline.remaining():
+            async with turn_deadline(self._kernel, limits, call.identity, check_after_s) as turn:
+                result = await self._runner.run(call, definition, given, Deadline(deadline.at, turn))
+        else:
+            result = await self._runner.run(call, definition, given, deadline)
+        if result.full_text is None:
+            return CallResult(result.fields)
+        actor_id, ttl_s = self._options.actor_id, self._options.tools.artifact_ttl_s
+        return CallResult(result.fields, artifact_card(actor_id, call.identity, records.card, result.full_text, ttl_s))
+
+    async def _commit(self, delivered: _Delivered, result: CallResult, span: CallSpan) -> Settlement:
+        """Commit once the worker is ready for the result, and publish the doorbell. Shielded as a whole."""
+        delivery, identity, acceptance = delivered.delivery, delivered.identity, delivered.acceptance
+        facts, fields = delivered.facts, result.fields
+        card = result_card(
+            actor_id=self._options.actor_id,
+            function_name=delivered.command.function_name,
+            identity=identity,
+            call_card=delivered.records.card,
+            status=fields.status,
+            after_execution=_after_execution(delivered),
+            result=fields.result,
+            error=fields.error,
+            tool_output=fields.tool_output,
+        )
+        report = self._dialect.report(acceptance, span.context, span.tracestate, card.card_id, card.content)
+        began = time.monotonic()
+        wait = self._order.begin(delivery, identity, acceptance.waiting_turn, delivered.slot)
+        await self._order.wait_for_suspension(wait)
+        written = await self._committer.commit(wait, result, card, report)
+        facts.turn_s, facts.commit = wait.waited_s, (began + wait.waited_s, time.monotonic())
+        if not written:
+            return await self._settle_refused_commit(delivered, result)
+        if result.parked or delivery.exhausted:
+            await self._parked.delete(identity)
+        began = time.monotonic()
+        await self._wakeup.send(delivery, identity, delivered.records, report.wakeup)
+        if report.wakeup is not None:
+            facts.wakeup, facts.wakeup_subject = (began, time.monotonic()), report.wakeup.subject
+        record_finished(facts)
+        if delivery.exhausted:
+            # The turn has its failed result; the dead letter lets an operator find the command that ended executors.
+            return StoreDeadLetter("attempts_exhausted", _EXHAUSTED, terminate=False)
+        return Acknowledge()
+
+    async def _delete_parked(self, identity: CallIdentity, *, earlier_run: bool) -> None:
+        """Delete the result that an earlier run may have parked."""
+        if earlier_run and await self._parked.find(identity):
+            await self._parked.delete(identity)
+
+    def _facts(self, delivery: Delivery, command: Command, call: Call, link: TraceLink, received: float) -> CallFacts:
+        """Return what is known before the call runs; the lists of the call grow meanwhile."""
+        return CallFacts(
+            ids=log_ids(call.identity),
+            trace_id=link.parent.trace_id,
+            protocol=self._dialect.version,
+            function_name=short(command.function_name),
+            delivery_attempt=delivery.attempt,
+            age_s=max(0.0, self._age_s(delivery)),
+            began=received,
+            loaded=time.monotonic(),
+            attempts=call.attempts,
+            permit_waits=call.permit_waits,
+        )
+
+    def _age_s(self, delivery: Delivery) -> float:
+        return self._clock() - delivery.published_at.timestamp()
+
+    async def _settle_existing_result(
+        self, delivery: Delivery, identity: CallIdentity, records: CallRecords, earlier: EarlierResult
+    ) -> Settlement:
+        """Settle a call that has a result card: complete a missing report, publish a missing doorbell.
+
+        A result by another author is left alone, and a claimed inbox row gets no doorbell: a durable that is created
+        again may redeliver the commands of a day. Raises ReportRefused.
+        """
+        if not earlier.is_of_this_call:
+            raise ReportRefused(
+                "id_collision",
+                f"result {earlier.card_id!r} is of another tool call id with the same MD5, which must be unique",
+            )
+        metrics.DEDUPLICATED.inc()
+        ours = earlier.author_id == self._options.actor_id and not earlier.is_deleted
+        if ours and earlier.report_headers is not None:
+            if earlier.report_status in _UNCLAIMED_STATUSES:
+                wakeup = self._dialect.wakeup(identity.project_id, records.worker_target, earlier.report_headers)
+                await self._wakeup.send(delivery, identity, records, wakeup)
+        elif ours and reportable_content(earlier.content):
+            acceptance = self._dialect.accept(identity, records)
+            with self._tracer.span("report", trace_link(identity, acceptance.waiting_turn), log_ids(identity)) as span:
+                report = self._dialect.report(
+                    acceptance, span.context, span.tracestate, earlier.card_id, earlier.content
+                )
+                slot = self._slot_of(delivery.stream_sequence)
+                wait = self._order.begin(delivery, identity, acceptance.waiting_turn, slot)
+                write = partial(self._kernel.report, earlier.card_id, report)
+                await self._order.write(wait, write, partial(self._kernel.is_turn_busy, report))
+            await self._wakeup.send(delivery, identity, records, report.wakeup)
+        log.info(
+            "the call already has a result",
+            extra={"action": "call.deduplicated", "author_id": short(earlier.author_id or "")} | log_ids(identity),
+        )
+        return Acknowledge()
+
+    async def _settle_refused_commit(self, delivered: _Delivered, result: CallResult) -> Settlement:
+        """Settle a call whose commit wrote nothing; if that stays unexplained, park its result."""
+        try:
+            settlement = await self._explain_refused_commit(delivered)
+        except (Exception, asyncio.CancelledError) as failure:
+            if isinstance(failure, Unanswerable) or delivered.delivery.exhausted:  # no later delivery would commit it
+                await self._delete_parked(delivered.identity, earlier_run=delivered.earlier_run)
+            elif not result.parked:
+                await self._parked.park(delivered.identity, result)
+            raise
+        await self._delete_parked(delivered.identity, earlier_run=delivered.earlier_run)
+        return settlement
+
+    async def _explain_refused_commit(self, delivered: _Delivered) -> Settlement:
+        """Settle a call that has another result. Raises Unanswerable if its turn no longer waits, else a defect."""
+        records = await self._kernel.load(delivered.command)
+        if records.earlier is not None:
+            return await self._settle_existing_result(delivered.delivery, delivered.identity, records, records.earlier)
+        self._dialect.accept(delivered.identity, records)
+        # Counts as a lost run; treated as an outage, it would be retried forever.
+        raise InternalError("the result was not written, and neither another result nor a stale turn explains it")
+
+
+def _runnable(delivered: _Delivered) -> DefinitionRecord:
+    """Return the definition of a call that may run. Raises ToolError if it must not."""
+    if delivered.delivery.exhausted:
+        raise InternalError(_EXHAUSTED)
+    if delivered.command.violation is not None:
+        raise delivered.command.violation
+    # A turn that is not suspended needs no doorbell, and so no worker.
+    if delivered.records.worker_target is None and delivered.acceptance.waiting_turn.suspends:
+        raise ToolMisconfigured(_NOT_IN_ROSTER)
+    if delivered.records.definition is None:
+        named = short(delivered.command.function_name)
+        raise NotFound(f"This project has no tool named {named!r}; use one of the tools offered.")
+    return delivered.records.definition
+
+
+def _record_result(facts: CallFacts, call: Call, result: CallResult) -> None:
+    fields = result.fields
+    # The run that parked a result has paid for it; this one logs its tokens.
+    usage = (fields.tool_output or {}).get("usage") if result.parked else None
+    facts.tool, facts.status, facts.error_code = fields.tool, fields.status, fields.error_code
+    facts.tokens = usage["tokens"] if usage else call.spent.tokens
+    facts.cached, facts.truncated = fields.cached, fields.truncated
+
+
+def _after_execution(delivered: _Delivered) -> AfterExecution:
+    stored, sent = stored_after_execution(delivered.records.definition), delivered.command.after_execution
+    if stored and sent and stored != sent:
+        log.warning(
+            "the command's after_execution differs from the definition's; using the definition's",
+            extra={"action": "after_execution.differs", "stored": stored, "sent": sent} | log_ids(delivered.identity),
+        )
+    return stored or sent or "suspend"

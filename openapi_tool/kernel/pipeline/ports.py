@@ -1,0 +1,87 @@
+"""Interfaces (ports) of the pipeline, which other packages implement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from openapi_tool.engine.ports import Artifacts
+from openapi_tool.protocol.cards import ArtifactCard, Card
+from openapi_tool.protocol.command import Command
+from openapi_tool.protocol.records import CallRecords
+from openapi_tool.protocol.report import Report, TurnCondition, Wakeup
+from openapi_tool.protocol.tracing import TraceLink
+from openapi_tool.quotas.permits import Slot
+from openapi_tool.telemetry.spans import CallSpan
+
+Clock = Callable[[], float]
+"""Returns the time of the server that timestamps commands, in seconds since the epoch."""
+
+
+class Kernel(Artifacts, Protocol):
+    """The kernel's tables. Every method raises Unavailable in an outage."""
+
+    async def load(self, command: Command) -> CallRecords:
+        """Load all records of a call in one round trip."""
+
+    async def last_result_age_s(self, project_id: str, agent_turn_id: str, step_id: str) -> float | None:
+        """Return the age of the step's newest result in seconds, None without one."""
+
+    async def commit(
+        self,
+        card: Card,
+        report: Report,
+        artifact: ArtifactCard | None,
+        condition: TurnCondition | None,
+        *,
+        retry: bool = False,
+    ) -> bool:
+        """Write all rows of a result in one transaction; return False if it was refused.
+
+        `retry` means that an earlier attempt failed. Raises TurnBusy if the `condition` does not hold; None: at once.
+        """
+
+    async def report(self, card_id: str, report: Report, condition: TurnCondition | None) -> bool:
+        """Write inbox row and edge for an existing result card; otherwise as `commit`."""
+
+    async def is_turn_busy(self, report: Report, quiet_s: float) -> bool:
+        """Return whether a commit would raise TurnBusy now."""
+
+
+class ResultStore(Protocol):
+    """Temporary records that all executors share. Every method raises Unavailable."""
+
+    async def put(self, name: str, record: bytes) -> None:
+        """Store a record."""
+
+    async def get(self, name: str) -> bytes | None:
+        """Return a record, None if there is none."""
+
+    async def delete(self, name: str) -> None:
+        """Delete a record."""
+
+
+class Publisher(Protocol):
+    """Publisher of doorbells."""
+
+    async def publish(self, wakeup: Wakeup) -> bool:
+        """Publish a doorbell; return False if that is impossible. Raises Unavailable if a retry may work."""
+
+
+class CallSlot(Slot, Protocol):
+    """Slot of a running call; `requests` counts its upstream requests, for the fair share of its project."""
+
+    requests: int
+
+    def release(self) -> None:
+        """Give up the slot for good; the call continues."""
+
+
+class Tracer(Protocol):
+    """Creates the span of a call, also if none is exported: report and doorbell continue its trace."""
+
+    def span(
+        self, name: str, link: TraceLink, attributes: Mapping[str, str], began: float | None = None
+    ) -> AbstractContextManager[CallSpan]:
+        """Start a child span of the link's parent, at `began` on the monotonic clock, by default now."""

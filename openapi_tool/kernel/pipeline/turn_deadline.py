@@ -1,0 +1,64 @@
+"""The deadline that the waiting turn sets its call."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from openapi_tool.concurrency.cancellation import shielded
+from openapi_tool.kernel.pipeline.ports import Kernel
+from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.protocol.identity import CallIdentity
+from openapi_tool.tools.deadlines import TimeLimits, TurnLimit
+from openapi_tool.tools.log_ids import log_ids
+
+log = logging.getLogger(__name__)
+
+_MIN_CHECK_INTERVAL_S = 1.0
+_CHECK_GRACE_S = 1.0
+
+
+@asynccontextmanager
+async def turn_deadline(
+    kernel: Kernel, limits: TimeLimits, identity: CallIdentity, first_check_s: float
+) -> AsyncIterator[TurnLimit]:
+    """Yield the limit of a call's turn, which is shortened once another call of the same step has a result.
+
+    The turn then ends `executor.worker_timeout_s` after that result, which may be before `suspend_timeout_seconds`. So
+    ask for results: first after `first_check_s` seconds, then about every `worker_timeout_s`. A call that ends earlier
+    costs only a timer.
+    """
+    limit = TurnLimit()
+    checks: list[asyncio.Task[None]] = []
+
+    def start() -> None:
+        checks.append(asyncio.create_task(_shorten(limit, kernel, limits, identity)))
+
+    timer = asyncio.get_running_loop().call_later(first_check_s, start)
+    try:
+        yield limit
+    finally:
+        timer.cancel()
+        for check in checks:
+            check.cancel()
+            await shielded(asyncio.wait([check]), _CHECK_GRACE_S)  # a cancelled call may have its paid result by now
+
+
+async def _shorten(limit: TurnLimit, kernel: Kernel, limits: TimeLimits, identity: CallIdentity) -> None:
+    age_s = None
+    while age_s is None:
+        try:
+            age_s = await kernel.last_result_age_s(identity.project_id, identity.agent_turn_id, identity.step_id or "")
+        except Unavailable as outage:
+            log.debug("cannot read other results of the step: %s", outage, extra={"action": "turn.unknown"})
+        if age_s is None:  # a later result leaves the turn at least `worker_timeout_s` from now
+            await asyncio.sleep(max(_MIN_CHECK_INTERVAL_S, limits.worker_timeout_left_s(0.0)))
+    left_s = limits.worker_timeout_left_s(age_s)
+    limit.shorten(time.monotonic() + left_s)
+    log.info(
+        "another call of the step has a result, so the worker waits less; the deadline is brought forward",
+        extra={"action": "turn.shortened", "left_s": round(left_s, 3)} | log_ids(identity),
+    )

@@ -1,0 +1,62 @@
+"""The doorbell of a result."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from openapi_tool.kernel.pipeline.ports import Clock, Publisher
+from openapi_tool.protocol.command import Delivery
+from openapi_tool.protocol.errors import NotStored, Unavailable
+from openapi_tool.protocol.identity import CallIdentity
+from openapi_tool.protocol.records import CallRecords
+from openapi_tool.protocol.report import Wakeup
+from openapi_tool.telemetry import metrics
+from openapi_tool.tools.deadlines import TimeLimits
+from openapi_tool.tools.declaration import suspend_timeout
+from openapi_tool.tools.log_ids import log_ids
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WakeupSender:
+    """Publishes doorbells.
+
+    In an outage of NATS the next delivery publishes again, so that no slot is blocked; once the worker no longer waits,
+    the kernel's inbox scan finds the result. But while JetStream stores no message no command is fetched, so the next
+    delivery comes after the outage, and publishes the doorbell, however long that took.
+    """
+
+    publisher: Publisher
+    clock: Clock
+    limits: TimeLimits
+
+    async def send(
+        self, delivery: Delivery, identity: CallIdentity, records: CallRecords, wakeup: Wakeup | None
+    ) -> None:
+        """Publish the doorbell. Raises NotStored, and Unavailable in another outage while the worker still waits."""
+        if wakeup is None:
+            log.error(
+                "cannot publish the doorbell: the agent is not in the roster, or its worker's name is not a valid "
+                "subject token; its result is committed, and the kernel's scan of the inbox finds it",
+                extra={"action": "doorbell.impossible"} | log_ids(identity),
+            )
+            return
+        try:
+            published = await self.publisher.publish(wakeup)
+        except NotStored:
+            raise
+        except Unavailable as outage:
+            suspend_timeout_s = suspend_timeout(records.definition.options) if records.definition else None
+            waits_s = self.limits.worker_waits_s(suspend_timeout_s)
+            if self.clock() - delivery.published_at.timestamp() < waits_s:
+                raise
+            published = False
+            log.error(  # noqa: TRY400 - an outage, not a defect
+                "cannot publish the doorbell in time; the kernel's inbox scan will find the result: %s",
+                outage,
+                extra={"action": "doorbell.missed"} | log_ids(identity),
+            )
+        if not published:
+            metrics.WAKEUPS_MISSED.inc()

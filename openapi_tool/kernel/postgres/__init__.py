@@ -1,0 +1,1 @@
+"""The kernel's rows in PostgreSQL; only this package names `state.*`."""

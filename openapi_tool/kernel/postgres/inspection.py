@@ -1,0 +1,218 @@
+"""Checks of a database before its first use."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import asyncpg
+
+from openapi_tool.kernel.postgres.failures import (
+    BYPASS_ROW_SECURITY,
+    GRANT_PRIVILEGES,
+    RUN_MIGRATIONS,
+    SET_SEARCH_PATH,
+    SET_VERSION,
+    UPGRADE,
+    ReadOnly,
+)
+from openapi_tool.kernel.postgres.privileges import EXECUTOR
+from openapi_tool.kernel.postgres.statements import STATEMENTS, Statements
+from openapi_tool.protocol.errors import NeedsOperator
+
+_NEEDED = ", ".join(
+    f"('{privilege}', '{table}')" for grant in EXECUTOR for privilege in grant.privileges for table in grant.tables
+)
+
+_TABLES = tuple(dict.fromkeys(table for grant in EXECUTOR for table in grant.tables))
+
+# What `check_database` and commits depend on, as one text: columns with types and privileges, indexes, privileges on
+# tables, triggers with their functions, constraints.
+_SHAPE = f"""
+with tables as (select to_regclass(name) as oid from unnest(array{list(_TABLES)}) as name)
+select md5(string_agg(line, ';' order by line)) from (
+    select concat_ws(' ', attrelid, attname, atttypid, attnotnull, atthasdef, attidentity, attacl) as line
+    from pg_attribute join tables on attrelid = oid where attnum > 0 and not attisdropped
+    union all
+    select concat_ws(' ', indexrelid, indrelid, indisunique, indisvalid, indkey, indexprs, indpred)
+    from pg_index join tables on indrelid = oid
+    union all
+    select concat_ws(' ', c.oid, relacl, nspacl, relrowsecurity, relforcerowsecurity)
+    from pg_class as c join tables on c.oid = tables.oid join pg_namespace as n on n.oid = relnamespace
+    union all
+    select concat_ws(' ', t.oid, tgenabled, p.xmin)
+    from pg_trigger as t join tables on tgrelid = tables.oid join pg_proc as p on p.oid = tgfoid
+    union all
+    select concat_ws(' ', c.oid) from pg_constraint as c join tables on conrelid = tables.oid
+) as lines
+"""  # noqa: S608 - constants only
+
+# An operator may restrict the role to the columns in use; `check_database` detects a missing one.
+_ACCESS = f"""
+select current_setting('transaction_read_only') = 'on' as read_only, (
+    select string_agg(privilege || ' on ' || name, ', ') from (values {_NEEDED}) as needed (privilege, name)
+    where not coalesce(has_any_column_privilege(to_regclass(name), privilege), false)
+) as missing, ({_SHAPE}) as shape
+"""  # noqa: S608 - constants only
+
+# Every role may read the catalogue, which distinguishes a missing table from a missing grant.
+_MISSING_TABLES = """
+select string_agg(needed.name, ', ')
+from unnest(array['cards', 'resource.tools', 'resource.project_agents', 'state.agent_inbox', 'state.execution_edges'])
+    as needed (name)
+where not exists (
+    select from pg_catalog.pg_class as c join pg_catalog.pg_namespace as n on n.oid = c.relnamespace
+    where c.relkind in ('r', 'p', 'v', 'f') and c.relname = split_part('.' || needed.name, '.', -1)
+        and (needed.name not like '%.%' or n.nspname = split_part(needed.name, '.', 1))
+)
+"""
+
+# From the catalogue, because a role that registers tools has no privilege on the schema `state`.
+_INBOX_COLUMNS = """
+select array_agg(a.attname::text)
+from pg_catalog.pg_attribute as a
+join pg_catalog.pg_class as c on c.oid = a.attrelid
+join pg_catalog.pg_namespace as n on n.oid = c.relnamespace
+where n.nspname = 'state' and c.relname = 'agent_inbox' and a.attnum > 0 and not a.attisdropped
+"""
+
+_UNIQUE_INDEXES = """
+select
+    needed.name,
+    array(select pg_get_indexdef(i.indexrelid, n, true) from generate_series(1, i.indnkeyatts) as n) as keys,
+    coalesce(pg_get_expr(i.indpred, i.indrelid, true), '') as predicate
+from (values ('cards'), ('state.agent_inbox'), ('state.execution_edges')) as needed (name)
+join pg_index as i on i.indrelid = to_regclass(needed.name)
+where i.indisunique and i.indisvalid
+"""
+_ROW_SECURITY = """
+select string_agg(name, ', ') from unnest($1::text[]) as name where row_security_active(to_regclass(name))
+"""
+_REQUIRED_COLUMNS = """
+select string_agg(name || '.' || attname, ', ' order by name, attnum)
+from unnest($1::text[]) as name join pg_attribute on attrelid = to_regclass(name)
+where attnum > 0 and attnotnull and not (attisdropped or atthasdef or attidentity <> '' or attgenerated <> '')
+    and name in (select regexp_replace(written, '[.][^.]*$', '') from unnest($2::text[]) as written)
+    and name || '.' || attname <> all ($2::text[])
+"""
+_MAY_BE_NULL = {"enqueue_mode", "parent_step_id", "tracestate", "target_agent_turn_id"}
+"""Columns to which COMMIT may write null."""
+_INSERTS = re.compile(r"insert into (\S+) \(([^)]*)\)")
+_SAMPLE_LOAD = (*("x",) * 5, None, "x", "x")
+_WRONG_TYPES = (asyncpg.DataError, asyncpg.DatatypeMismatchError, asyncpg.UndefinedFunctionError)
+_DECORATION = re.compile(r'::"?(?:text|character varying)"?|\bmd5\b|[\s()"]')
+_NOT_NULL = "tool_call_idISNOTNULLAND"  # without its white space
+_HASHED = {"tool_call_id", "correlation_id"}  # columns that the kernel's indexes hash
+
+
+class UniqueIndex(NamedTuple):
+    """Unique index on columns or their hashes; `predicate` is empty unless the index is partial."""
+
+    table: str
+    keys: frozenset[str]
+    predicate: str = ""
+
+    def __str__(self) -> str:
+        """Return what follows `on` in the statement that creates the index as the kernel does."""
+        keys = (f"md5({key})" if key in _HASHED else key for key in sorted(self.keys))
+        where = " where tool_call_id is not null and metadata ->> 'type' = 'tool.result'" if self.predicate else ""
+        return f"{self.table} ({', '.join(keys)}){where}"
+
+
+# Without these a call could get two results. Compared by columns: the kernel may choose any names.
+NEEDED_INDEXES = (
+    UniqueIndex("cards", frozenset({"tenant_id", "tool_call_id"}), "metadata->>'type'='tool.result'"),
+    UniqueIndex("state.agent_inbox", frozenset({"project_id", "message_type", "correlation_id"})),
+    UniqueIndex("state.execution_edges", frozenset({"project_id", "correlation_id", "primitive", "edge_phase"})),
+)
+
+
+async def check_access(connection: asyncpg.Connection, timeout_s: float | None = None) -> str:
+    """Check privileges, tables and that the database is writable, in one statement; return the tables' shape.
+
+    `check_database` passes again as long as the shape is the same. Raises Unavailable.
+    """
+    row = await connection.fetchrow(_ACCESS, timeout=timeout_s)
+    if row["missing"] and (absent := await connection.fetchval(_MISSING_TABLES, timeout=timeout_s)):
+        raise NeedsOperator(f"PostgreSQL: missing: table {absent}", RUN_MIGRATIONS)
+    if row["missing"] and await connection.fetchval("select to_regclass('cards') is null", timeout=timeout_s):
+        raise NeedsOperator("PostgreSQL: the search_path of the role does not find the table cards", SET_SEARCH_PATH)
+    if row["missing"]:
+        raise NeedsOperator(f"PostgreSQL: missing: {row['missing']}", GRANT_PRIVILEGES)
+    if row["read_only"]:
+        raise ReadOnly
+    return str(row["shape"])
+
+
+async def check_database(connection: asyncpg.Connection, statements: Statements, timeout_s: float | None = None) -> str:
+    """Check access, unique indexes, columns and their privileges; return the tables' shape. Raises Unavailable."""
+    shape = await check_access(connection, timeout_s)
+    rows = await connection.fetch(_UNIQUE_INDEXES, timeout=timeout_s)
+    existing = {unique_index(row["name"], row["keys"], row["predicate"]) for row in rows}
+    missing = [str(index) for index in NEEDED_INDEXES if index not in existing]
+    try:
+        await _explain(connection, statements.LOAD, _SAMPLE_LOAD, timeout_s)
+        await _explain(connection, statements.COMMIT, statements.SAMPLE_COMMIT, timeout_s)
+    except _WRONG_TYPES as error:  # of the driver, which encodes a value by its column's type
+        raise NeedsOperator(f"PostgreSQL: a column has another type: {error}", RUN_MIGRATIONS) from error
+    except asyncpg.UndefinedColumnError:
+        await refuse_other_version(connection, statements, timeout_s)
+        raise
+    except asyncpg.InvalidColumnReferenceError:  # of `on conflict`: named better below
+        if not missing:
+            raise
+    if missing:
+        raise NeedsOperator(f"PostgreSQL: missing: unique index on {'; '.join(missing)}", RUN_MIGRATIONS)
+    if hidden := await connection.fetchval(_ROW_SECURITY, list(_TABLES), timeout=timeout_s):
+        # A row that a policy hides would look like a tool, card or turn that does not exist.
+        raise NeedsOperator(f"PostgreSQL: row-level security may hide rows of {hidden}", BYPASS_ROW_SECURITY)
+    await _check_required_columns(connection, statements, timeout_s)
+    return shape
+
+
+async def _explain(
+    connection: asyncpg.Connection, statement: str, values: tuple[Any, ...], timeout_s: float | None
+) -> None:
+    """Plan a statement and check its privileges, without running it, as on a new connection.
+
+    A cached statement would keep the types that it was prepared with. It has no name, and a transaction around it,
+    because of poolers in transaction mode.
+    """
+    async with connection.transaction():
+        planned = await connection.prepare(f"explain {statement}", name="", timeout=timeout_s)
+        await planned.fetch(*values, timeout=timeout_s)
+
+
+async def _check_required_columns(
+    connection: asyncpg.Connection, statements: Statements, timeout_s: float | None
+) -> None:
+    """Raise NeedsOperator if a row needs a value that COMMIT does not write."""
+    inserts: dict[str, set[str]] = {}
+    for table, columns in _INSERTS.findall(statements.COMMIT):
+        given = set(columns.replace(",", " ").split()) - _MAY_BE_NULL
+        inserts[table] = inserts.get(table, given) & given  # there are two for cards
+    written = [f"{table}.{column}" for table, columns in inserts.items() for column in columns]
+    required = await connection.fetchval(_REQUIRED_COLUMNS, list(_TABLES), written, timeout=timeout_s)
+    if required:
+        raise NeedsOperator(f"PostgreSQL: columns that this version does not write are required: {required}", UPGRADE)
+
+
+async def refuse_other_version(
+    connection: asyncpg.Connection, statements: Statements, timeout_s: float | None = None
+) -> None:
+    """Raise NeedsOperator if the columns are those of another protocol version."""
+    columns = set(await connection.fetchval(_INBOX_COLUMNS, timeout=timeout_s) or ())
+    versions = {version for version, other in STATEMENTS.items() if other.INBOX_COLUMN in columns}
+    expected = statements.VERSION
+    if len(versions) == 1 and expected not in versions:
+        raise NeedsOperator(
+            f"PostgreSQL: this is a database of protocol {versions.pop()}, but {expected} is configured for it",
+            SET_VERSION,
+        )
+
+
+def unique_index(table: str, keys: Iterable[str], predicate: str) -> UniqueIndex:
+    """Normalize an index as printed by PostgreSQL: without casts, hashes, brackets and implied NOT NULL."""
+    columns, where = (_DECORATION.sub("", key) for key in keys), _DECORATION.sub("", predicate)
+    return UniqueIndex(table, frozenset(columns), where.removeprefix(_NOT_NULL))

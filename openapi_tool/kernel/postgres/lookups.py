@@ -1,0 +1,32 @@
+"""SQL of single look-ups beside load and commit."""
+
+from __future__ import annotations
+
+from openapi_tool.kernel.postgres.newest_rows import NEWEST_ROWS
+
+HAS_RESULT = """
+select exists (
+    select from cards
+    where tenant_id = $1 and md5(tool_call_id) = md5($2) and tool_call_id = $2
+        and metadata ->> 'type' = 'tool.result'
+)
+"""
+
+# Uses the index of turn, step and type; `limit` bounds the cost of a step with very many calls.
+LAST_RESULT_AGE = f"""
+select extract(epoch from now() - max(created_at))::float8 from (
+    select created_at from cards
+    where metadata ->> 'agent_turn_id' = $2 and metadata ->> 'step_id' = $3 and metadata ->> 'type' = 'tool.result'
+        and tenant_id = $1 and deleted_at is null
+    limit {NEWEST_ROWS}
+) as results
+"""  # noqa: S608 - constants only
+
+ARTIFACT = """
+select
+    (metadata ->> 'chars')::int as chars, metadata ->> 'sha256' as sha256, metadata -> 'items' as items,
+    substr(content ->> 'text', $4::int + 1, $5::int) as text
+from cards
+where card_id = $3 and tenant_id = $1 and metadata ->> 'agent_id' = $2 and metadata ->> 'type' = 'tool.artifact'
+    and deleted_at is null and (expires_at is null or expires_at > now())
+"""
