@@ -1,1 +1,1 @@
-"""Commands from delivery to settlement, doorbells, dead letters and the executors' own records, all in NATS JetStream."""
+"""Commands from delivery to settlement, doorbells, dead letters, and the records of executors, all in JetStream."""

@@ -14,6 +14,7 @@ import nats.errors
 from nats.aio.msg import Msg
 
 from openapi_tool.kernel.jetstream.claimed_ids import ids_of
+from openapi_tool.kernel.jetstream.command_runner import CommandRunner, Handler
 from openapi_tool.kernel.jetstream.dead_letters import DeadLetters
 from openapi_tool.kernel.jetstream.deliveries import ForeignMessage
 from openapi_tool.kernel.jetstream.durable import observe
@@ -26,7 +27,6 @@ from openapi_tool.kernel.jetstream.pull_consumer import ConsumerGone, LookAhead,
 from openapi_tool.kernel.jetstream.scheduler import new_scheduler
 from openapi_tool.kernel.jetstream.slots import Slots
 from openapi_tool.kernel.jetstream.streams import Durable, ensure_durable
-from openapi_tool.kernel.jetstream.command_runner import CommandRunner, Handler
 from openapi_tool.nats_client.client import BusClient
 from openapi_tool.nats_client.options import ConsumerOptions
 from openapi_tool.nats_client.server_clock import ServerClock
