@@ -195,8 +195,8 @@ async def test_a_command_that_lost_too_many_executors_is_answered_without_a_run(
     await world.caller.publish(call)
     for _ in range(2):
         async with world.executor(**settings) as consumer:
-            monkeypatch.setattr(consumer._worker, "_handle", _never)  # noqa: SLF001 - to simulate a crash
-            monkeypatch.setattr(consumer._worker, "_hand_back", _crash)  # noqa: SLF001 - the same
+            monkeypatch.setattr(consumer._command_runner, "_handle", _never)  # noqa: SLF001 - to simulate a crash
+            monkeypatch.setattr(consumer._command_runner, "_hand_back", _crash)  # noqa: SLF001 - the same
             monkeypatch.setattr(consumer, "_send_heartbeats", _never)
             await _until(lambda: consumer.running == 1)
     async with world.executor(**settings):
@@ -237,7 +237,7 @@ async def test_a_call_that_exceeds_every_time_limit_is_cancelled_and_counts_as_l
 ) -> None:
     world = world_without_executor
     async with world.executor(nats=nats_settings(world, ack_wait_s=0.3), executor={"max_lost_runs": 2}) as consumer:
-        worker = consumer._worker  # noqa: SLF001 - to inject a defect
+        worker = consumer._command_runner  # noqa: SLF001 - to inject a defect
         handle = worker._handle  # noqa: SLF001 - to inject a defect
 
         async def hang_unless_exhausted(command: Delivery) -> Any:
