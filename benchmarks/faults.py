@@ -22,9 +22,9 @@ from nats.js.errors import NoKeysError, NotFoundError
 from benchmarks.double import MINUTE_S, Behaviour
 from benchmarks.harness import DATABASE, Ask, Command, Demand, Outcome, Traffic, place, project_id
 from benchmarks.world import CALL_LIMIT_S, OVERLOAD, PREFIX, Figures, Size, World, between
-from openapi_tool.kernel.jetstream.record_store import BUDGETS
-from openapi_tool.kernel.jetstream.replica_statistics import gather_stats
 from openapi_tool.local.executor import ExecutorProcess
+from openapi_tool.nats_records.record_store import BUDGETS
+from openapi_tool.nats_records.replica_statistics import gather_stats
 from openapi_tool.quotas.account import END_MARGIN_S
 from openapi_tool.quotas.account_record import parse
 

@@ -32,13 +32,13 @@ from benchmarks import floor
 from benchmarks.double import USUAL, Behaviour, unique_query
 from benchmarks.without import PART_VARIABLE
 from openapi_tool.bootstrap import NAME as EXECUTOR
-from openapi_tool.kernel.jetstream.replica_statistics import gather_stats
 from openapi_tool.local.caller import WORKER_TARGET, Caller, prepare_database
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.guard import Guard
 from openapi_tool.local.placed_call import SENDER, VERSION
 from openapi_tool.local.servers import NatsServer, ServerProcess, free_port
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
+from openapi_tool.nats_records.replica_statistics import gather_stats
 
 Tool = Literal["search", "reader"]
 NAMES: dict[Tool, str] = {"search": "jina_search", "reader": "jina_reader"}

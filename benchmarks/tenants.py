@@ -43,8 +43,8 @@ from benchmarks.world import (
     between,
 )
 from openapi_tool.kernel.jetstream.leases import BUCKET
-from openapi_tool.kernel.jetstream.record_store import LIMITS
 from openapi_tool.local.executor import ExecutorProcess
+from openapi_tool.nats_records.record_store import LIMITS
 
 Act = Callable[["World", list[ExecutorProcess]], Awaitable[None]]
 """Function that changes the replicas in the middle of a run."""

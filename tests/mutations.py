@@ -290,7 +290,7 @@ IDENTITY = (
         "tests/wire/test_inspect.py::test_no_call_of_another_project_is_shown",
     ),
     Mutation(
-        "kernel/jetstream/replica_statistics.py",
+        "nats_records/replica_statistics.py",
         "if _is_reply_subject(subject := _wanted_subject(message)):",
         "if subject := _wanted_subject(message):",
         "tests/wire/test_inspect.py::test_a_replica_answers_only_below_its_own_subject",

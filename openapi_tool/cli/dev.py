@@ -23,7 +23,6 @@ from openapi_tool.cli.dev_executor import DevStatistics, dev_page
 from openapi_tool.cli.embedded import extra_needed, running, this_program
 from openapi_tool.cli.options import UpstreamChoice
 from openapi_tool.cli.output import allowed_colour, fail, print_line, print_status
-from openapi_tool.kernel.jetstream.replica_statistics import gather_stats
 from openapi_tool.local.caller import ERRORS, Caller
 from openapi_tool.local.dev import AGENT, PROJECT, log_entries, prepare
 from openapi_tool.local.dev_state import (
@@ -38,6 +37,7 @@ from openapi_tool.local.dev_state import (
     state_path,
 )
 from openapi_tool.local.requested_call import tools_of
+from openapi_tool.nats_records.replica_statistics import gather_stats
 from openapi_tool.protocol.cards import as_model_reads
 from openapi_tool.protocol.dialect import DEFAULT_VERSION, ProtocolVersion
 from openapi_tool.settings import PREFIX

@@ -18,14 +18,14 @@ from openapi_tool.bootstrap import Bootstrap, build_bootstrap
 from openapi_tool.cli.output import fail, print_json
 from openapi_tool.cli.tables import output, redraw
 from openapi_tool.environment import DEV_VARIABLE
-from openapi_tool.kernel.jetstream.record_store import BUDGETS
-from openapi_tool.kernel.jetstream.replica_statistics import gather_stats
 from openapi_tool.kernel.postgres.failures import located
 from openapi_tool.kernel.postgres.store import KernelStore
 from openapi_tool.nats_client.client import BusClient
 from openapi_tool.nats_client.connection import connected, outage_as_unavailable
 from openapi_tool.nats_client.options import BusOptions
 from openapi_tool.nats_client.users import NatsUser
+from openapi_tool.nats_records.record_store import BUDGETS
+from openapi_tool.nats_records.replica_statistics import gather_stats
 from openapi_tool.options.budgets import time_zone
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.dialect import claimed_identity

@@ -122,7 +122,7 @@ def _with_store(
 
 def _in_nats(work: Callable[[TokenStore], Awaitable[T]]) -> T:
     from openapi_tool.gateway.nats_state import stored_tokens  # noqa: PLC0415
-    from openapi_tool.kernel.jetstream.streams import replica_count  # noqa: PLC0415 - drivers that a file needs not
+    from openapi_tool.nats_records.replicas import replica_count  # noqa: PLC0415 - drivers that a file needs not
 
     async def connected(bootstrap: Bootstrap, client: BusClient) -> T:
         return await work(StoredTokens(stored_tokens(client, await replica_count(client, bootstrap.durable))))

@@ -21,10 +21,10 @@ from openapi_tool.cli.options import ExportFormat
 from openapi_tool.cli.output import USAGE, fail, print_json, print_line, print_status
 from openapi_tool.cli.tables import Rows, cell, output
 from openapi_tool.gateway import operator
-from openapi_tool.kernel.jetstream.shared_bucket import BUCKET, RESTRICT, STREAM
-from openapi_tool.kernel.jetstream.switches import SWITCHES_KEY, SWITCHES_REMEDY, change_switches, load_switches
 from openapi_tool.nats_client.client import BusClient
 from openapi_tool.nats_client.users import NatsUser
+from openapi_tool.nats_records.shared_bucket import BUCKET, RESTRICT, STREAM
+from openapi_tool.nats_records.switches import SWITCHES_KEY, SWITCHES_REMEDY, change_switches, load_switches
 from openapi_tool.protocol.subjects import is_token
 from openapi_tool.state.port import AccessDenied
 from openapi_tool.tools import exports

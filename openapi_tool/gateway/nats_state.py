@@ -17,17 +17,17 @@ from openapi_tool.concurrency.background import in_background
 from openapi_tool.gateway.state import TOKENS
 from openapi_tool.gateway.stored import CALLS_DAYS, CallRow
 from openapi_tool.gateway.usage import FIGURES
-from openapi_tool.kernel.jetstream.quota_monitor import QuotaMonitor
-from openapi_tool.kernel.jetstream.record_store import BUDGETS, LIMITS, RecordStore
-from openapi_tool.kernel.jetstream.replica_statistics import answering_stats
-from openapi_tool.kernel.jetstream.session_key import shared_session_key
-from openapi_tool.kernel.jetstream.streams import replica_count
-from openapi_tool.kernel.jetstream.switches import SwitchMonitor
 from openapi_tool.nats_client.client import BusClient
 from openapi_tool.nats_client.connection import connected
 from openapi_tool.nats_client.options import BusOptions
 from openapi_tool.nats_client.server_clock import ServerClock
 from openapi_tool.nats_client.users import NatsUser
+from openapi_tool.nats_records.quota_monitor import QuotaMonitor
+from openapi_tool.nats_records.record_store import BUDGETS, LIMITS, RecordStore
+from openapi_tool.nats_records.replica_statistics import answering_stats
+from openapi_tool.nats_records.replicas import replica_count
+from openapi_tool.nats_records.session_key import shared_session_key
+from openapi_tool.nats_records.switches import SwitchMonitor
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.settings.model import but
 from openapi_tool.state.nats_kv import Bucket

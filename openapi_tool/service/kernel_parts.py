@@ -19,13 +19,8 @@ from openapi_tool.kernel.jetstream.doorbells import WakeupPublisher
 from openapi_tool.kernel.jetstream.durable_monitor import DurableMonitor
 from openapi_tool.kernel.jetstream.fetch_mode import FetchMode
 from openapi_tool.kernel.jetstream.parked_results import parked_results
-from openapi_tool.kernel.jetstream.quota_monitor import QuotaMonitor
-from openapi_tool.kernel.jetstream.replica_statistics import answering_stats
-from openapi_tool.kernel.jetstream.session_key import shared_session_key
 from openapi_tool.kernel.jetstream.slots import Slots
 from openapi_tool.kernel.jetstream.storage_check import StorageMonitor
-from openapi_tool.kernel.jetstream.streams import replica_count
-from openapi_tool.kernel.jetstream.switches import SwitchMonitor
 from openapi_tool.kernel.pipeline.parked_results import ParkedResults
 from openapi_tool.kernel.pipeline.pipeline import Pipeline, PipelineOptions
 from openapi_tool.kernel.postgres.breaker import GuardedStore
@@ -34,6 +29,11 @@ from openapi_tool.nats_client.client import BusClient
 from openapi_tool.nats_client.connection import connected
 from openapi_tool.nats_client.options import BusOptions, ConsumerOptions
 from openapi_tool.nats_client.server_clock import ServerClock
+from openapi_tool.nats_records.quota_monitor import QuotaMonitor
+from openapi_tool.nats_records.replica_statistics import answering_stats
+from openapi_tool.nats_records.replicas import replica_count
+from openapi_tool.nats_records.session_key import shared_session_key
+from openapi_tool.nats_records.switches import SwitchMonitor
 from openapi_tool.options.postgres import PoolOptions
 from openapi_tool.protocol.dialect import dialect_of
 from openapi_tool.protocol.errors import Unavailable

@@ -20,8 +20,8 @@ from openapi_tool.jina.egress import EgressTransport
 from openapi_tool.jina.failures import key_failure
 from openapi_tool.jina.transport import AiohttpTransport, Resolver
 from openapi_tool.kernel.jetstream.instance import INSTANCE
-from openapi_tool.kernel.jetstream.record_store import BUDGETS, LIMITS, RecordStore
 from openapi_tool.nats_client.server_clock import ServerClock
+from openapi_tool.nats_records.record_store import BUDGETS, LIMITS, RecordStore
 from openapi_tool.quotas.account import SCOPES
 from openapi_tool.quotas.budgets import Budgets
 from openapi_tool.quotas.limiter import Limiter

@@ -20,13 +20,13 @@ import pytest
 from typer.testing import CliRunner
 
 from openapi_tool.cli import app
-from openapi_tool.kernel.jetstream.record_store import BUDGETS
-from openapi_tool.kernel.jetstream.shared_bucket import BUCKET as SWITCHES
 from openapi_tool.kernel.postgres.queries import usage
 from openapi_tool.kernel.postgres.usage_keys import By
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.stack import EmbeddedStack
+from openapi_tool.nats_records.record_store import BUDGETS
+from openapi_tool.nats_records.shared_bucket import BUCKET as SWITCHES
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.quotas.account_record import AccountRecord, parse
 from tests.chaos.fail_points import BUDGET_MARGIN_VARIABLE, DEATHS, FOLDER_VARIABLE, POINTS

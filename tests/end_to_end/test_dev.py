@@ -30,7 +30,6 @@ from openapi_tool.cli import app, dev_executor
 from openapi_tool.cli.dev import Feed
 from openapi_tool.cli.dev_executor import DevStatistics, dev_settings
 from openapi_tool.cli.options import UpstreamChoice
-from openapi_tool.kernel.jetstream.replica_statistics import gather_stats
 from openapi_tool.local.caller import Caller
 from openapi_tool.local.dev import AGENT, PROJECT
 from openapi_tool.local.dev_state import (
@@ -46,6 +45,7 @@ from openapi_tool.local.dev_state import (
 from openapi_tool.local.guard import Guard
 from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.servers import free_port
+from openapi_tool.nats_records.replica_statistics import gather_stats
 from openapi_tool.telemetry.status_page import with_problems
 from tests.conftest import reader_tool
 from tests.end_to_end import test_local

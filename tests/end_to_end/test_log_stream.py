@@ -21,10 +21,10 @@ from typing import Any, BinaryIO
 import pytest
 
 from openapi_tool import __version__
-from openapi_tool.kernel.jetstream.replica_statistics import gather_stats
 from openapi_tool.local.caller import Caller
 from openapi_tool.local.servers import free_port
 from openapi_tool.local.stack import EmbeddedStack
+from openapi_tool.nats_records.replica_statistics import gather_stats
 from openapi_tool.telemetry.replica_problems import found_problems
 from tests.conftest import AGENT, PROJECT, search_tool
 from tests.requirements import requirement

@@ -16,11 +16,11 @@ from nats.js.errors import NotFoundError
 from typer.testing import CliRunner
 
 from openapi_tool.cli import app
-from openapi_tool.kernel.jetstream.record_store import BUDGETS, LIMITS
 from openapi_tool.local.caller import Caller
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.servers import NatsServer, free_port
 from openapi_tool.local.stack import EmbeddedStack
+from openapi_tool.nats_records.record_store import BUDGETS, LIMITS
 from openapi_tool.protocol.subjects import subject_in_version
 from tests.conftest import AGENT, PROJECT, StartExecutor, search_tool
 from tests.requirements import requirement

@@ -20,10 +20,10 @@ from openapi_tool.gateway.calls import Gateway
 from openapi_tool.gateway.opening import NATS, open_state
 from openapi_tool.gateway.tokens import StoredTokens, new_token
 from openapi_tool.gateway.tools import built_in_tools
-from openapi_tool.kernel.jetstream.record_store import BUDGETS, LIMITS
 from openapi_tool.local.caller import Caller
 from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.local.stack import EmbeddedStack
+from openapi_tool.nats_records.record_store import BUDGETS, LIMITS
 from openapi_tool.reloading import Reloader
 from openapi_tool.settings import Settings
 from tests.conftest import AGENT, PROJECT, StartExecutor, search_tool

@@ -12,9 +12,9 @@ import orjson
 from nats.aio.msg import Msg
 from nats.js.errors import NotFoundError
 
-from openapi_tool.kernel.jetstream.record_store import BUDGETS
-from openapi_tool.kernel.jetstream.replica_statistics import STATS_SUBJECT as STATISTICS
 from openapi_tool.local.placed_call import PlacedCall
+from openapi_tool.nats_records.record_store import BUDGETS
+from openapi_tool.nats_records.replica_statistics import STATS_SUBJECT as STATISTICS
 from tests.hostile.case import Cases
 from tests.hostile.scene import (
     AGENT,

@@ -25,7 +25,6 @@ from aiohttp import ClientSession
 from typer.testing import CliRunner
 
 from openapi_tool.cli import app
-from openapi_tool.kernel.jetstream.record_store import BUDGETS
 from openapi_tool.kernel.postgres.breaker import CircuitBreaker
 from openapi_tool.kernel.postgres.failures import PoolShareUsed
 from openapi_tool.kernel.postgres.inspection import NEEDED_INDEXES, unique_index
@@ -36,6 +35,7 @@ from openapi_tool.kernel.postgres.usage_keys import By
 from openapi_tool.local.caller import Caller, prepare_database
 from openapi_tool.local.servers import free_port
 from openapi_tool.local.stack import EmbeddedStack
+from openapi_tool.nats_records.record_store import BUDGETS
 from openapi_tool.options.postgres import PoolOptions, PostgresOptions
 from openapi_tool.protocol.attempts import UpstreamAttempt
 from openapi_tool.protocol.cards import Card, new_id, result_card

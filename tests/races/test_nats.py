@@ -40,10 +40,10 @@ from openapi_tool.kernel.jetstream.durable_monitor import DurableMonitor
 from openapi_tool.kernel.jetstream.leases import Lease, Leases, LeaseTaken
 from openapi_tool.kernel.jetstream.storage_check import StorageMonitor
 from openapi_tool.kernel.jetstream.streams import Durable
-from openapi_tool.kernel.jetstream.switches import change_switches
 from openapi_tool.nats_client.client import BusClient
 from openapi_tool.nats_client.options import DurableOptions, NatsOptions
 from openapi_tool.nats_client.server_clock import ServerClock
+from openapi_tool.nats_records.switches import change_switches
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.report import Wakeup

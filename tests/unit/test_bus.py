@@ -20,7 +20,6 @@ from nats.aio.msg import Msg
 from nats.errors import ProtocolError
 
 from benchmarks.simulator import Scene, figures
-from openapi_tool.kernel.jetstream import replica_statistics
 from openapi_tool.kernel.jetstream.dead_letter_records import dead_letter, decode, encode
 from openapi_tool.kernel.jetstream.deliveries import delivery_of, shown_subject
 from openapi_tool.kernel.jetstream.held import Held
@@ -29,6 +28,7 @@ from openapi_tool.kernel.jetstream.slots import Slots
 from openapi_tool.nats_client.connection_errors import LogBackoff
 from openapi_tool.nats_client.headers import parse_headers
 from openapi_tool.nats_client.parser import Events, Parser
+from openapi_tool.nats_records import replica_statistics
 from openapi_tool.protocol.command import HEAD_BYTES, BodyDigest, Delivery
 from openapi_tool.telemetry.redact import Redactor
 from tests.requirements import requirement

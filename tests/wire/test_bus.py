@@ -33,8 +33,6 @@ from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.kernel.jetstream.dead_letters import DeadLetters
 from openapi_tool.kernel.jetstream.leases import Leases
 from openapi_tool.kernel.jetstream.pull_consumer import unsubscribe
-from openapi_tool.kernel.jetstream.session_key import SESSION_KEY, shared_session_key
-from openapi_tool.kernel.jetstream.shared_bucket import BUCKET, shared_bucket
 from openapi_tool.kernel.jetstream.streams import ensure_durable
 from openapi_tool.kernel.postgres.store import KernelStore
 from openapi_tool.local.caller import STREAM, Caller
@@ -42,6 +40,8 @@ from openapi_tool.local.servers import NatsServer, free_port
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.nats_client.client import BusClient
 from openapi_tool.nats_client.connection import connected
+from openapi_tool.nats_records.session_key import SESSION_KEY, shared_session_key
+from openapi_tool.nats_records.shared_bucket import BUCKET, shared_bucket
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry.redact import MASK, Redactor

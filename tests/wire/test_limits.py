@@ -21,11 +21,11 @@ from typer.testing import CliRunner
 
 from openapi_tool.cli import app
 from openapi_tool.cli.output import INTERRUPTED
-from openapi_tool.kernel.jetstream.record_store import BUDGETS, LIMITS, RecordStore
-from openapi_tool.kernel.jetstream.replica_statistics import gather_stats
-from openapi_tool.kernel.jetstream.shared_bucket import BUCKET
-from openapi_tool.kernel.jetstream.switches import SWITCHES_KEY, change_switches, load_switches
 from openapi_tool.local.caller import ResultRows
+from openapi_tool.nats_records.record_store import BUDGETS, LIMITS, RecordStore
+from openapi_tool.nats_records.replica_statistics import gather_stats
+from openapi_tool.nats_records.shared_bucket import BUCKET
+from openapi_tool.nats_records.switches import SWITCHES_KEY, change_switches, load_switches
 from openapi_tool.quotas import account_record, limit_record
 from openapi_tool.quotas.limit_record import LimitRecord
 from openapi_tool.tools.switches import Switch, Switches
@@ -455,7 +455,7 @@ async def test_deleting_the_record_enables_all_tools(world: World) -> None:
 
 @requirement("switches")
 async def test_the_monitor_reads_the_record_periodically(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("openapi_tool.kernel.jetstream.switches.SWITCHES_READ_INTERVAL_S", 0.01)
+    monkeypatch.setattr("openapi_tool.nats_records.switches.SWITCHES_READ_INTERVAL_S", 0.01)
     assert world.components is not None
     changed = asyncio.Event()
     monkeypatch.setattr(world.components.switches, "_use", lambda _: changed.set())

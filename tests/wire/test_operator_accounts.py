@@ -17,15 +17,15 @@ from openapi_tool.cli import app
 from openapi_tool.kernel.jetstream import dead_letters, leases
 from openapi_tool.kernel.jetstream.operator_accounts import OPERATOR_DOMAIN, OTHER_USERS
 from openapi_tool.kernel.jetstream.parked_results import PARKED_BUCKET
-from openapi_tool.kernel.jetstream.record_store import LIMITS
-from openapi_tool.kernel.jetstream.shared_bucket import BUCKET
-from openapi_tool.kernel.jetstream.switches import SWITCHES_KEY
 from openapi_tool.local.caller import STREAM, Caller
 from openapi_tool.local.servers import NatsServer
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.nats_client.client import routed
 from openapi_tool.nats_client.options import INBOX
 from openapi_tool.nats_client.users import NatsUser
+from openapi_tool.nats_records.record_store import LIMITS
+from openapi_tool.nats_records.shared_bucket import BUCKET
+from openapi_tool.nats_records.switches import SWITCHES_KEY
 from tests.requirements import requirement
 from tests.wire.conftest import DURABLE, open_world
 from tests.wire.test_bus import server

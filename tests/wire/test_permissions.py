@@ -24,18 +24,19 @@ from openapi_tool.kernel.jetstream.ack_floor import AckFloor, load_ack_floor, sa
 from openapi_tool.kernel.jetstream.dead_letters import DeadLetters
 from openapi_tool.kernel.jetstream.leases import Leases
 from openapi_tool.kernel.jetstream.parked_results import PARKED_BUCKET
-from openapi_tool.kernel.jetstream.record_store import BUDGETS, LIMITS
-from openapi_tool.kernel.jetstream.replica_statistics import gather_stats
-from openapi_tool.kernel.jetstream.session_key import shared_session_key
-from openapi_tool.kernel.jetstream.shared_bucket import BUCKET, shared_bucket
-from openapi_tool.kernel.jetstream.streams import Durable, ensure_durable, replica_count
-from openapi_tool.kernel.jetstream.switches import SWITCHES_KEY, SwitchMonitor, change_switches, load_switches
+from openapi_tool.kernel.jetstream.streams import Durable, ensure_durable
 from openapi_tool.kernel.postgres.store import KernelStore
 from openapi_tool.local.caller import STREAM, Caller
 from openapi_tool.local.servers import NatsServer
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.nats_client.client import BusClient, Denied
 from openapi_tool.nats_client.connection import connected
+from openapi_tool.nats_records.record_store import BUDGETS, LIMITS
+from openapi_tool.nats_records.replica_statistics import gather_stats
+from openapi_tool.nats_records.replicas import replica_count
+from openapi_tool.nats_records.session_key import shared_session_key
+from openapi_tool.nats_records.shared_bucket import BUCKET, shared_bucket
+from openapi_tool.nats_records.switches import SWITCHES_KEY, SwitchMonitor, change_switches, load_switches
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry.redact import Redactor

@@ -27,25 +27,15 @@ from typer.testing import CliRunner
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.cli import app
 from openapi_tool.concurrency.retries import retried
-from openapi_tool.kernel.jetstream import (
-    dead_letters,
-    durable_capacity,
-    durable_monitor,
-    leases,
-    parked_results,
-    session_key,
-    shared_bucket,
-)
+from openapi_tool.kernel.jetstream import dead_letters, durable_capacity, durable_monitor, leases, parked_results
 from openapi_tool.kernel.jetstream.consumer import CommandConsumer
 from openapi_tool.kernel.jetstream.dead_letters import DeadLetters
 from openapi_tool.kernel.jetstream.doorbells import WakeupPublisher
 from openapi_tool.kernel.jetstream.durable import _has_quorum
 from openapi_tool.kernel.jetstream.durable_monitor import DurableMonitor
 from openapi_tool.kernel.jetstream.leases import Lease, Leases
-from openapi_tool.kernel.jetstream.record_store import BUDGETS, LIMITS
-from openapi_tool.kernel.jetstream.session_key import shared_session_key
 from openapi_tool.kernel.jetstream.storage_check import StorageMonitor
-from openapi_tool.kernel.jetstream.streams import Durable, StreamMissing, ensure_durable, replica_count
+from openapi_tool.kernel.jetstream.streams import Durable, StreamMissing, ensure_durable
 from openapi_tool.local.caller import STREAM, Caller
 from openapi_tool.local.servers import NatsServer, free_port
 from openapi_tool.local.stack import EmbeddedStack
@@ -53,6 +43,10 @@ from openapi_tool.nats_client.client import BusClient, routed
 from openapi_tool.nats_client.connection import connected
 from openapi_tool.nats_client.options import DurableOptions
 from openapi_tool.nats_client.server_clock import ServerClock
+from openapi_tool.nats_records import session_key, shared_bucket
+from openapi_tool.nats_records.record_store import BUDGETS, LIMITS
+from openapi_tool.nats_records.replicas import replica_count
+from openapi_tool.nats_records.session_key import shared_session_key
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.settings import Settings

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 import orjson
 from nats.aio.client import Client
 
-from openapi_tool.kernel.jetstream.shared_bucket import shared_bucket
+from openapi_tool.nats_records.shared_bucket import shared_bucket
 from openapi_tool.state.change import change
 from openapi_tool.state.nats_kv import NatsKvRecords
 from openapi_tool.state.port import AccessDenied

@@ -15,9 +15,9 @@ from nats.js.errors import KeyNotFoundError, NotFoundError
 from openapi_tool.kernel.jetstream import leases
 from openapi_tool.kernel.jetstream.dead_letter_reader import dead_letters
 from openapi_tool.kernel.jetstream.dead_letter_records import DeadLetter
-from openapi_tool.kernel.jetstream.replica_statistics import gather_stats
 from openapi_tool.kernel.jetstream.stored_messages import StoredMessage, stream_messages
 from openapi_tool.nats_client.options import DurableOptions
+from openapi_tool.nats_records.replica_statistics import gather_stats
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.dialect import claimed_identity
 from openapi_tool.protocol.headers import TRACEPARENT

@@ -11,9 +11,9 @@ from nats.js.api import ConsumerInfo
 from nats.js.errors import NotFoundError
 
 from openapi_tool.kernel.jetstream.durable import DurableMissing
-from openapi_tool.kernel.jetstream.replica_statistics import gather_stats
 from openapi_tool.kernel.jetstream.stored_messages import stream_messages
 from openapi_tool.nats_client.options import DurableOptions
+from openapi_tool.nats_records.replica_statistics import gather_stats
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.tools.wording import counted
 

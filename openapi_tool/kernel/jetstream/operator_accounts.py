@@ -11,9 +11,9 @@ import json
 from collections.abc import Mapping
 
 from openapi_tool.kernel.jetstream.permissions import Permissions
-from openapi_tool.kernel.jetstream.replica_statistics import STATS_REPLIES
 from openapi_tool.nats_client.client import routed
 from openapi_tool.nats_client.users import NatsUser
+from openapi_tool.nats_records.replica_statistics import STATS_REPLIES
 
 MAIN_ACCOUNT = "KERNEL"
 OPERATOR_DOMAIN = "openapi_tool"

@@ -10,20 +10,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from openapi_tool.kernel.jetstream import (
-    ack_floor,
-    dead_letters,
-    hand_back,
-    leases,
-    parked_results,
-    replica_statistics,
-    shared_bucket,
-    switches,
-)
-from openapi_tool.kernel.jetstream import session_key as stored_session_key
-from openapi_tool.kernel.jetstream.record_store import BUDGETS, LIMITS
+from openapi_tool.kernel.jetstream import ack_floor, dead_letters, hand_back, leases, parked_results
 from openapi_tool.nats_client.client import routed
 from openapi_tool.nats_client.options import INBOX, DurableOptions
+from openapi_tool.nats_records import replica_statistics, shared_bucket, switches
+from openapi_tool.nats_records import session_key as stored_session_key
+from openapi_tool.nats_records.record_store import BUDGETS, LIMITS
 from openapi_tool.protocol.subjects import wakeup_filter
 
 _API = "$JS.API"

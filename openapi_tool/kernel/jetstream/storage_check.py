@@ -9,29 +9,31 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 import nats.errors
-from nats.js.api import DiscardPolicy, StreamInfo
+from nats.js.api import StreamInfo
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
-from openapi_tool.kernel.jetstream import dead_letters, leases, parked_results, shared_bucket
+from openapi_tool.kernel.jetstream import dead_letters, leases, parked_results
 from openapi_tool.kernel.jetstream.doorbells import WakeupPublisher
 from openapi_tool.kernel.jetstream.leases import Leases
-from openapi_tool.kernel.jetstream.record_store import BUDGETS, LIMITS
-from openapi_tool.kernel.jetstream.session_key import restore_session_key
 from openapi_tool.nats_client.client import BusClient, Denied
-from openapi_tool.nats_client.connection_errors import describe_refusal
+from openapi_tool.nats_records import shared_bucket
+from openapi_tool.nats_records.session_key import restore_session_key
+from openapi_tool.nats_records.stream_problems import (
+    CHECK_INTERVAL_S,
+    QUOTA_BYTES,
+    RETRY_INTERVAL_S,
+    failure_of_stream,
+    problem_of_stream,
+)
 from openapi_tool.protocol.errors import Unavailable
-from openapi_tool.state.nats_kv import MAX_VALUE_BYTES, NatsKvRecords, NatsKvTexts
+from openapi_tool.state.nats_kv import NatsKvRecords, NatsKvTexts
 from openapi_tool.state.port import AccessDenied
 from openapi_tool.telemetry.health import JETSTREAM, Health
 
 log = logging.getLogger(__name__)
 
 _TIMEOUT_S = 2.0
-CHECK_INTERVAL_S = 4.0
-RETRY_INTERVAL_S = 1.0
-"""Seconds between two checks, and while something cannot be used."""
 
-_MIN_FREE_BYTES = 1024
 _LEASES, _BUCKET, _PARKED = f"KV_{leases.BUCKET}", shared_bucket.STREAM, f"KV_{parked_results.PARKED_BUCKET}"
 _WRITTEN_BYTES = {
     _LEASES: 4 * 1024,
@@ -40,9 +42,6 @@ _WRITTEN_BYTES = {
     dead_letters.STREAM: 160 * 1024,
 }
 """Streams of the executor, and the size of the largest message that it writes to each."""
-
-QUOTA_BYTES = {LIMITS.bucket.stream: MAX_VALUE_BYTES, BUDGETS.bucket.stream: MAX_VALUE_BYTES}
-"""The same for the records of quotas, which may be in another NATS."""
 
 _DOORBELL_BYTES = 2 * 1024  # with its headers
 _TEST_KEY = f"$KV.{parked_results.PARKED_BUCKET}.{parked_results.PARKED_KEYS.replace('*', 'test')}"
@@ -86,33 +85,6 @@ async def _not_stored(client: BusClient) -> list[str]:
     except APIError as error:
         return [f"JetStream stores no message in {_PARKED}: {error.description}; free its disk or raise the limit"]
     return []
-
-
-def failure_of_stream(error: Exception) -> str:
-    """Return what a request for a stream failed with."""
-    if isinstance(error, APIError):
-        return f"cannot be used: {describe_refusal(error)}"
-    return f"does not answer: {type(error).__name__}"
-
-
-def problem_of_stream(info: StreamInfo, written_bytes: int) -> str:
-    """Return why a stream does not store what is written to it, and what to do; empty if it does."""
-    config, state = info.config, info.state
-    name, max_size = config.name, config.max_msg_size or -1
-    max_bytes, max_messages = config.max_bytes or 0, config.max_msgs or 0
-    if config.sealed:
-        return f"{name} is sealed for good: delete it (nats stream rm {name}), so that it is created again"
-    if 0 <= max_size < written_bytes:
-        edit = f"nats stream edit {name} --max-msg-size {written_bytes} --force"
-        return f"{name} takes messages of up to {max_size} bytes only, and some have {written_bytes}: run {edit}"
-    if config.discard != DiscardPolicy.NEW:  # it deletes old messages instead
-        return ""
-    free = f"delete messages, or raise the limit (nats stream edit {name})"
-    if 0 < max_bytes < state.bytes + _MIN_FREE_BYTES:  # the server counts some overhead per message
-        return f"{name} is full ({state.bytes} of {max_bytes} bytes): {free}"
-    if 0 < max_messages <= state.messages:
-        return f"{name} is full ({state.messages} of {max_messages} messages): {free}"
-    return ""
 
 
 @dataclass(slots=True)

@@ -13,7 +13,6 @@ from nats.js.errors import BadRequestError, NotFoundError
 
 from openapi_tool.kernel.jetstream.ack_floor import AckFloor, load_ack_floor
 from openapi_tool.nats_client.client import BusClient, Denied
-from openapi_tool.nats_client.connection import outage_as_unavailable
 from openapi_tool.nats_client.options import DurableOptions
 from openapi_tool.protocol.subjects import command_stream
 
@@ -111,26 +110,6 @@ async def change_durable(client: BusClient, durable: Durable, **settings: Any) -
     jetstream = client.jetstream()
     info = await jetstream.consumer_info(durable.stream, durable.name)
     await jetstream.add_consumer(durable.stream, info.config.evolve(**settings, name=durable.name))
-
-
-async def replica_count(client: BusClient, options: DurableOptions) -> int:
-    """Return the set number of replicas, else that of the command stream, else 1. Raises Unavailable."""
-    if options.nats.replicas is not None:
-        return options.nats.replicas
-    jetstream = client.jetstream()
-    with outage_as_unavailable(client.bus.where):
-        try:
-            stream = await jetstream.find_stream_name_by_subject(options.filter_subject)
-            return (await jetstream.stream_info(stream)).config.num_replicas or 1
-        except NotFoundError:
-            pass
-        except Denied as denied:
-            log.warning(
-                "buckets and streams are created with one replica, as the command stream's number is not known: %s",
-                denied,
-                extra={"action": "replicas.unknown"},
-            )
-    return 1
 
 
 async def command_stream_of(client: BusClient, options: DurableOptions) -> str | None:

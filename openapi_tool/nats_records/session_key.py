@@ -7,7 +7,7 @@ import secrets
 
 from nats.aio.client import Client
 
-from openapi_tool.kernel.jetstream.shared_bucket import BUCKET, shared_bucket
+from openapi_tool.nats_records.shared_bucket import BUCKET, shared_bucket
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.state.change import change
 from openapi_tool.state.nats_kv import NatsKvRecords

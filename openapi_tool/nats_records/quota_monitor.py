@@ -12,16 +12,16 @@ import orjson
 from nats.js.api import StreamInfo
 from nats.js.errors import APIError
 
-from openapi_tool.kernel.jetstream.record_store import BUDGETS, LIMITS
-from openapi_tool.kernel.jetstream.storage_check import (
+from openapi_tool.nats_client.client import BusClient, Denied
+from openapi_tool.nats_client.server_clock import ServerClock
+from openapi_tool.nats_records.record_store import BUDGETS, LIMITS
+from openapi_tool.nats_records.stream_problems import (
     CHECK_INTERVAL_S,
     QUOTA_BYTES,
     RETRY_INTERVAL_S,
     failure_of_stream,
     problem_of_stream,
 )
-from openapi_tool.nats_client.client import BusClient, Denied
-from openapi_tool.nats_client.server_clock import ServerClock
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.state.nats_kv import Bucket, NatsKvRecords
 from openapi_tool.state.port import AccessDenied

@@ -1,0 +1,1 @@
+"""Records in NATS that executors and gateways share: limits, budgets, session key, switches, statistics."""
