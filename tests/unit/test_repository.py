@@ -192,6 +192,24 @@ def test_the_wheel_holds_the_package_alone(tmp_path: Path) -> None:
     assert [name for name, source in sources.items() if b"os.kill(os.getpid()" in source] == [], "fail points"
 
 
+@requirement("docs.run")
+def test_every_module_that_a_text_names_exists() -> None:
+    """A module in back-ticks is named by its path in the package, in the repository, or beside the text."""
+    elsewhere = re.compile(r"VERSION\.py$|^retrieval/")  # of a protocol version to come, and of open-webui
+    texts = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("openapi_tool/**/*.py")]
+    named = {(text, name) for text in texts for name in re.findall(r"`((?:[\w-]+/)*[\w-]+\.py)`", text.read_text())}
+    folders = [ROOT, ROOT / "openapi_tool", ROOT / "tests"]
+    files = {path.name for folder in folders[1:] for path in folder.rglob("*.py")}
+    missing = [
+        (text.name, name)
+        for text, name in sorted(named)
+        if not elsewhere.search(name)
+        and not any((folder / name).is_file() for folder in (*folders, text.parent))
+        and ("/" in name or name not in files)
+    ]
+    assert not missing
+
+
 @requirement("logs.call")
 def test_shared_tasks_do_not_inherit_the_context_of_a_call() -> None:
     """A task of `asyncio.create_task` logs with the ids of the call that starts it, which may be another project's."""
