@@ -194,7 +194,7 @@ def main() -> None:
         options = ["--upstream-port", str(double.port), "--state", state, "--port", str(port)]
         with (
             _running([*_MODULE, "benchmarks.bare_doors", str(double.port), str(bare_port)], environment) as bare,
-            _running([*_MODULE, "openapi_tool.local.gateway_server", *options], environment) as gateway,
+            _running([*_MODULE, "openapi_tool.local.door_server", "gateway", *options], environment) as gateway,
         ):
             for process, its_port, name in ((bare, bare_port, "bare server"), (gateway, port, "gateway")):
                 _connected(its_port).close()

@@ -81,7 +81,7 @@ def door_process(upstream: str, command: str, *options: str) -> Iterator[tuple[l
         double.fallbacks(*FALLBACKS)  # for what a client of one's own asks
         settings |= {**double.keys, "SSL_CERT_FILE": str(certificates.ca)}
         settings[f"{PREFIX}URL_POLICY__ALLOW"] = RECORDED_HOSTS
-        module = ["-m", f"openapi_tool.local.{command}_server", "--upstream-port", str(double.port)]
+        module = ["-m", "openapi_tool.local.door_server", command, "--upstream-port", str(double.port)]
         yield [sys.executable, *module, *given], settings
     finally:
         double.stop()

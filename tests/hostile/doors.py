@@ -139,7 +139,7 @@ def attacked() -> Iterator[Attacked]:
         options = ["--upstream-port", str(double.port), "--state", str(state), "--port", str(port)]
         process = stack.enter_context(
             subprocess.Popen(  # noqa: S603 - the interpreter
-                [sys.executable, "-m", "openapi_tool.local.gateway_server", *options],
+                [sys.executable, "-m", "openapi_tool.local.door_server", "gateway", *options],
                 env=variables,
                 stdout=stack.enter_context(log.open("wb")),
                 stderr=subprocess.STDOUT,
