@@ -22,6 +22,7 @@ MAX_KILLS = 2
 """Kills of a subject's tasks, after which it is refused without a try."""
 
 _MAX_SUBJECTS = 4_096
+_LOST_PAUSE_S, _MAX_LOST_PAUSE_S = 0.1, 1.0  # growth and limit of the pause before a task whose worker was lost
 
 
 class TaskKilled(Exception):
@@ -63,6 +64,7 @@ class WorkerPool:
         self._workers = [WorkerProcess(max_response_bytes) for _ in range(size)]
         self._idle = list(self._workers)
         self._turns = FairSemaphore(size, max(1, size - 1))
+        self._closed = False
         self._kills: LRUCache[tuple[str, bytes], int] = LRUCache(_MAX_SUBJECTS)
         metrics.ISOLATION_WAITING.set_function(lambda: self._turns.waiting)
 
@@ -112,13 +114,19 @@ class WorkerPool:
 
     async def _on_worker(self, name: str, argument: Parts, subject: tuple[str, bytes], give_up_at: float) -> Payload:
         worker = self._idle.pop()  # there is one: each permit stands for a worker
+        pause_s = 0.0
         try:
-            for _ in range(2):  # a worker may have been lost unnoticed, or by what its host did to it
-                left_s = min(wall_s(self._max_response_bytes), give_up_at - time.monotonic())
+            while True:
+                left_s = give_up_at - time.monotonic()
                 try:
-                    return unpack(await worker.run(name, argument, max(0.0, left_s)))
+                    limit_s = max(0.0, min(wall_s(self._max_response_bytes), left_s))
+                    return unpack(await worker.run(name, argument, limit_s))
                 except Lost:
-                    continue
+                    # Unnoticed, or by what its host did to it: what the task reads may be paid, so it is tried again.
+                    if self._closed or left_s <= pause_s:
+                        break
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(pause_s + _LOST_PAUSE_S, _MAX_LOST_PAUSE_S)
                 except Killed:
                     self._count_kill(name, subject)
                     raise TaskKilled from None
@@ -151,6 +159,7 @@ class WorkerPool:
 
     async def aclose(self) -> None:
         """Kill all workers, and wait until they have ended."""
+        self._closed = True
         async with asyncio.TaskGroup() as group:
             for worker in self._workers:
                 group.create_task(worker.aclose())

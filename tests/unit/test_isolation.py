@@ -329,6 +329,21 @@ async def test_cancelled_caller_frees_its_worker(pool: WorkerPool) -> None:
 
 
 @requirement("isolation.limits")
+async def test_a_task_whose_workers_are_lost_again_and_again_is_done_in_the_end(pool: WorkerPool) -> None:
+    """What it reads may be paid; the time of its call is the only limit."""
+    await run(pool, QUICK)
+    running = asyncio.create_task(run(pool, SLOW))
+    lost: set[int] = set()
+    async with asyncio.timeout(WAIT_S):
+        while len(lost) < 4:
+            for pid in {*pool.pids} - lost:
+                lost.add(pid)
+                os.kill(pid, signal.SIGKILL)
+            await asyncio.sleep(0.02)
+        await running
+
+
+@requirement("isolation.limits")
 async def test_end_with_tasks_running_leaves_no_caller_waiting() -> None:
     pool = WorkerPool(2, MAX_BYTES)
     running = [asyncio.create_task(run(pool, ENDLESS, str(number))) for number in range(6)]
