@@ -59,10 +59,16 @@ async def shut_down(shutdown: Callable[[], None], left_s: Callable[[], float] = 
         with suppress(RuntimeError):  # the loop may be closed by now
             loop.call_soon_threadsafe(done.set)
 
-    threading.Thread(target=work, name="tracer shutdown", daemon=True).start()
     try:
+        threading.Thread(target=work, name="tracer shutdown", daemon=True).start()
         async with asyncio.timeout(limit_s):
             await done.wait()
+    except RuntimeError as no_thread:  # of this container or user
+        log.warning(
+            "cannot export the last spans or metrics: %s; they are dropped",
+            no_thread,
+            extra={"action": "traces.dropped"},
+        )
     except TimeoutError:
         log.warning(
             "cannot export the last spans or metrics within %.2f s; they are dropped; check telemetry.otlp_endpoint",

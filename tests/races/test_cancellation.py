@@ -482,6 +482,20 @@ def test_the_last_spans_block_neither_the_event_loop_nor_the_end_of_the_process(
 
 
 @requirement("run.stop")
+def test_the_end_of_the_process_needs_no_further_thread(
+    run: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container may have no process id left for one."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    run(shut_down(WireTracer().shutdown))
+    assert [getattr(record, "action", "") for record in caplog.records] == ["traces.dropped"]
+
+
+@requirement("run.stop")
 def test_a_cancelled_export_of_the_last_spans_does_not_block_the_end_of_the_process(run: Run) -> None:
     tracer = _Stuck()
 

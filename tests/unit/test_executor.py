@@ -22,6 +22,7 @@ from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.endpoints import ENDPOINTS, RESERVE_S
 from openapi_tool.kernel.pipeline import turn_deadline as turn
 from openapi_tool.kernel.pipeline.call_result import CallResult
+from openapi_tool.kernel.pipeline.commit import ResultCommitter
 from openapi_tool.kernel.pipeline.parked_results import MAX_BYTES, MAX_PROJECT_BYTES, ParkedResults
 from openapi_tool.kernel.pipeline.ports import Kernel
 from openapi_tool.kernel.pipeline.result_order import ResultOrder
@@ -557,6 +558,48 @@ def test_the_delay_until_the_turn_is_suspended_and_the_wait_for_a_dead_worker_la
     run_virtually(check())
 
 
+class _StalledKernel:
+    """Database that answers no commit for `stall_s` seconds; a worker reads a result 30 ms after its commit."""
+
+    def __init__(self, stall_s: float) -> None:
+        self.stall_s, self.read_at = stall_s, 0.0
+        self.conditions: list[TurnCondition | None] = []
+
+    async def commit(self, *given: Any, retry: bool = False) -> bool:
+        del retry
+        condition, now = given[3], asyncio.get_running_loop().time
+        if now() < self.stall_s:
+            await asyncio.sleep(self.stall_s - now())
+            raise Unavailable("no answer in time")
+        if condition and (condition.quiet_s is None or now() < self.read_at):
+            raise TurnBusy
+        self.read_at = now() + 0.03
+        self.conditions.append(condition)
+        return True
+
+    async def is_turn_busy(self, *_: Any) -> bool:
+        return asyncio.get_running_loop().time() < self.read_at
+
+
+@requirement("result.order")
+def test_results_are_written_one_by_one_also_after_a_stall_of_the_database() -> None:
+    """The time of the stall is none in which they could have been written."""
+
+    async def check() -> None:
+        scene, kernel = Scene(), _StalledKernel(3.0)
+        parked = ParkedResults(FakeResultStore(), KEY)
+        committer = ResultCommitter(cast("Kernel", kernel), parked, scene.order, 8.0)
+        waits = [
+            scene.order.begin(sent(), identity(tool_call_id=str(number)), waiting_turn(), FakeSlot())
+            for number in range(8)
+        ]
+        rows = cast("Any", None)
+        assert all(await asyncio.gather(*(committer.commit(wait, CallResult(FIELDS), rows, rows) for wait in waits)))
+        assert kernel.conditions == [IN_TURN] * 8
+
+    run_virtually(check())
+
+
 @requirement("result.order")
 def test_a_commit_that_hangs_delays_the_other_results_of_its_turn_by_a_second() -> None:
     """It may wait for a lock of the database for as long as a statement may take."""
@@ -584,7 +627,7 @@ def test_a_commit_that_hangs_delays_the_other_results_of_its_turn_by_a_second() 
 
 
 @requirement("result.order")
-def test_a_result_whose_waits_are_over_is_written_at_once_also_when_its_commit_is_retried() -> None:
+def test_a_result_whose_waits_are_over_is_written_at_once() -> None:
     async def check() -> None:
         scene = Scene(reads_s=3_600)
         await scene.written_in_order("a")

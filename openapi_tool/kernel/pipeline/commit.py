@@ -70,6 +70,8 @@ class ResultCommitter:
         async def attempt() -> bool:
             nonlocal retry
             failed_before, retry = retry, True
+            if failed_before:
+                self.order.restart(wait)
             return await self.order.write(wait, partial(commit, retry=failed_before), is_busy)
 
         return await retried(

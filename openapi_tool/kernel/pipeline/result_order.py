@@ -83,6 +83,14 @@ class ResultOrder:
         now = asyncio.get_running_loop().time()
         return CommitWait(delivery, identity, waiting_turn, slot, now, now + self._max_wait_s)
 
+    def restart(self, wait: CommitWait) -> None:
+        """Let the result wait anew after a commit that failed: while none is possible, no result has its turn.
+
+        Else the results of a step would be committed together once the database answers again.
+        """
+        wait.ready_at = asyncio.get_running_loop().time()
+        wait.wait_until = wait.ready_at + self._max_wait_s
+
     async def wait_for_suspension(self, wait: CommitWait) -> None:
         """Wait until the worker should have suspended the turn, if the call's command is its step's only one."""
         if wait.waiting_turn.suspends:
