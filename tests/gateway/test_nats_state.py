@@ -195,6 +195,9 @@ async def test_tokens_are_refused_once_they_could_not_be_read_for_too_long(
                 codes = [(await client.post(READ, json={"url": f"{PAGE}?{each}"})).status_code for each in range(3)]
                 assert codes == [200, 200, 402]
                 assert time.monotonic() - began < 4, "no call waits for each record"
+                usage = await client.get("/v1/usage")
+                assert (usage.status_code, usage.json()["code"]) == (503, "unavailable")
+                assert usage.headers["Retry-After"]
                 monkeypatch.setattr(served.tokens, "_grace_s", 0.0)
                 refused = await client.get("/v1/tools")
                 assert (refused.status_code, refused.json()["code"]) == (503, "unavailable")
