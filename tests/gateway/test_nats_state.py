@@ -23,6 +23,7 @@ from openapi_tool.gateway.nats_state import CALLS, NatsRows, gateway_bus, open_n
 from openapi_tool.gateway.opening import NATS
 from openapi_tool.gateway.stored import CallRow
 from openapi_tool.gateway.tokens import StoredTokens, Tokens, new_token
+from openapi_tool.local.dev_state import announce, claimed_state
 from openapi_tool.local.guard import Guard
 from openapi_tool.local.servers import NatsServer
 from openapi_tool.local.stack import UpstreamDouble
@@ -342,6 +343,25 @@ def test_commands_are_about_a_kernel_where_its_database_is_configured(monkeypatc
     assert json.loads(usage.stdout)["total"]["calls"] == 0
     purged = CliRunner().invoke(app, ["state", "purge", "--yes", "--state", "nats"])
     assert (purged.exit_code, "is shared with others" in purged.stderr) == (2, True)
+
+
+@requirement("gateway.commands", "cli.dev")
+@pytest.mark.usefixtures("variables")
+def test_the_nats_of_the_settings_precedes_a_running_dev_but_not_a_named_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with claimed_state() as claim:
+        assert claim is not None
+        announce(claim.descriptor, "postgresql://user@127.0.0.1:2/dev", "nats://127.0.0.1:1", "v1r4")
+        usage = CliRunner().invoke(app, ["usage", "--project", "p", "--json"])
+        assert usage.exit_code == 0, usage.stderr
+        assert json.loads(usage.stdout)["total"]["calls"] == 0
+        assert "in nats" in CliRunner().invoke(app, ["inspect", "tc_1", "--project", "p"]).stderr
+        named = CliRunner().invoke(app, ["--dev", "dev", "usage", "--project", "p"])
+        assert "PostgreSQL at 127.0.0.1:2" in named.stderr
+        monkeypatch.delenv("NATS_SERVERS")
+        assert "PostgreSQL at 127.0.0.1:2" in CliRunner().invoke(app, ["usage", "--project", "p"]).stderr
 
 
 @pytest.mark.thorough
