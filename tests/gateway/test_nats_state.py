@@ -364,6 +364,14 @@ def test_the_nats_of_the_settings_precedes_a_running_dev_but_not_a_named_one(
         assert "PostgreSQL at 127.0.0.1:2" in CliRunner().invoke(app, ["usage", "--project", "p"]).stderr
 
 
+@requirement("gateway.commands", "cli.top")
+def test_top_says_what_an_outage_of_nats_means_for_both_doors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NATS_SERVERS", "nats://127.0.0.1:1")
+    shown = CliRunner().invoke(app, ["top", "--once", "--state", "nats"])
+    assert (shown.exit_code, "NATS at 127.0.0.1:1: connection refused" in shown.stderr) == (2, True)
+    assert "a kernel's commands wait in NATS meanwhile, a gateway's calls go on" in shown.stderr
+
+
 @pytest.mark.thorough
 @requirement("gateway.tokens", "gateway.replicated", "gateway.drain")
 @pytest.mark.usefixtures("variables")
