@@ -86,10 +86,15 @@ def selected_state(option: Path | None) -> Path | None:
         return None  # reported when the settings are loaded
     if "postgres" in configured or servers_of_named_dev():
         return None
-    if "nats" in configured:
-        return NATS if is_given(configured, "nats", "servers") else None
-    if find_dev()[0] is not None:
+    if is_given(configured, "nats", "servers"):
+        return NATS
+    if "nats" in configured or find_dev()[0] is not None:
         return None
+    return _default_file()
+
+
+def _default_file() -> Path | None:
+    """Return the default state file, None if there is none."""
     try:
         path = default_path(os.environ)
     except StateUnusable:

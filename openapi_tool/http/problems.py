@@ -80,7 +80,7 @@ def failed_call(answer: Answer) -> Response:
     error = dict(answer.fields.error or {})
     code, message = str(error.pop("code")), str(error.pop("message"))
     status = STATUS_OF_CODE.get(code, HTTPStatus.INTERNAL_SERVER_ERROR)
-    more = {"usage": (answer.fields.tool_output or {}).get("usage")}
+    more: dict[str, Any] = {"usage": (answer.fields.tool_output or {}).get("usage")}
     headers = {}
     if (details := error.pop("detail", None)) is not None:
         more["details"] = details
