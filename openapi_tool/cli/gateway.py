@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import orjson
 from pydantic_settings import SettingsError as UnreadableVariable
 
-from openapi_tool.cli.kernel import NO_DATABASE, charged_in_nats, find_dev, is_given, with_nats
+from openapi_tool.cli.kernel import NO_DATABASE, charged_in_nats, find_dev, is_given, servers_of_named_dev, with_nats
 from openapi_tool.cli.output import fail, print_json, print_line, print_status
 from openapi_tool.cli.tables import output, redraw
 from openapi_tool.gateway.file_state import insert_row
@@ -75,8 +75,8 @@ def chosen_state(option: Path | None) -> Path:
 def selected_state(option: Path | None) -> Path | None:
     """Return the state that a command is about, None for a kernel.
 
-    Without the option it is in NATS if that is configured and PostgreSQL is not; if neither is, it is the default file,
-    if that exists.
+    Without the option it is in NATS if that is configured, and neither PostgreSQL is nor a `dev` named; if nothing is
+    configured and no `dev` runs, it is the default file, if that exists.
     """
     if option is not None:
         return option
@@ -84,10 +84,17 @@ def selected_state(option: Path | None) -> Path | None:
         configured = given_values()
     except (SourceUnreadable, UnreadableVariable):
         return None  # reported when the settings are loaded
-    if "postgres" in configured or find_dev()[0] is not None:
+    if "postgres" in configured or servers_of_named_dev():
         return None
-    if "nats" in configured:
-        return NATS if is_given(configured, "nats", "servers") else None
+    if is_given(configured, "nats", "servers"):
+        return NATS
+    if "nats" in configured or find_dev()[0] is not None:
+        return None
+    return _default_file()
+
+
+def _default_file() -> Path | None:
+    """Return the default state file, None if there is none."""
     try:
         path = default_path(os.environ)
     except StateUnusable:

@@ -52,7 +52,10 @@ may have no name."""
 
 _NO_REPLICA = 1
 _REPLIES_S = 1.0
-_WITHOUT_NATS = "replicas are asked over NATS, so this says nothing about them; stored commands wait in NATS meanwhile"
+_WITHOUT_NATS = (
+    "replicas are asked over NATS, so this says nothing about them; "
+    "a kernel's commands wait in NATS meanwhile, a gateway's calls go on"
+)
 _ASK_REPLICAS = (
     "ask each replica itself: GET /readyz on its health.port says which dependency is down, since when and why; "
     "`openapi-tool check` tests NATS and PostgreSQL from here"

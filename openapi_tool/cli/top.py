@@ -139,7 +139,7 @@ def show_usage(
     """Print what the calls of a project cost, from the result cards, or the rows of a gateway."""
     if as_json and as_csv:
         fail("--json and --csv exclude each other; name one")
-    path = selected_state(state)
+    path, remedy = selected_state(state), "" if project else "; name another project with --project"
     project = project_or_default(project, path)
     if not is_token(project):
         fail(f"--project: {short(project)!r} is no project id: it is empty or contains blanks or `.*>`")
@@ -161,8 +161,10 @@ def show_usage(
         print_json({"project_id": project, **span, "by": by, "total": total, "rows": rows})
     elif as_csv:
         _print_csv(by, rows)
-    else:
+    elif rows:
         _print_table(by, rows, total)
+    else:
+        print_status(f"no calls of project {short(project)!r} in this time{remedy}")
 
 
 def _beyond(amounts: Sequence[Amount]) -> dict[str, int | None]:
@@ -227,9 +229,6 @@ async def _read_both(
 
 
 def _print_table(by: By, rows: Sequence[Mapping[str, Any]], total: Mapping[str, Any]) -> None:
-    if not rows:
-        print_status("no calls in this time")
-        return
     table = Rows(by, *_FIGURES, numbers=len(_FIGURES), footed=True)
     for row in (*rows, {"key": "all", **total}):
         table.add(_shown(row["key"]), *(_shown(row[name]) for name in _FIGURES))

@@ -20,8 +20,12 @@ _PROBLEM: Mapping[str, Any] = {
         "title": {"type": "string"},
         "status": {"type": "integer"},
         "detail": {"type": "string", "description": "What happened, and what to do instead."},
-        "code": {"type": "string", "enum": sorted({*STATUS_OF_CODE, "unauthorized", "forbidden"})},
+        "code": {"type": "string", "enum": sorted({*STATUS_OF_CODE, "unauthorized", "forbidden", "unavailable"})},
         "retryable": {"type": "boolean", "description": "Whether the same call may work later."},
+        "details": {
+            "type": "object",
+            "description": "Numbers and names behind `detail`, such as `retry_after_s`, or `limit` and `used`.",
+        },
         "tool_call_id": {"type": "string"},
     },
     "required": ["type", "title", "status", "detail", "code"],
@@ -36,13 +40,14 @@ _STATUSES = sorted(
             HTTPStatus.CONFLICT,
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            HTTPStatus.SERVICE_UNAVAILABLE,
         )
     }
 )
 """Statuses of problems that a client should know."""
 
 
-def document(tools: Sequence[GatewayTool], server_url: str) -> dict[str, Any]:
+def document(tools: Sequence[GatewayTool], server_url: str, *, needs_token: bool) -> dict[str, Any]:
     """Return the document."""
     return {
         "openapi": "3.1.0",
@@ -52,7 +57,7 @@ def document(tools: Sequence[GatewayTool], server_url: str) -> dict[str, Any]:
             "description": "Search the web and read pages through Jina.",
         },
         "servers": [{"url": server_url}],
-        "security": [{}, {"token": []}],
+        "security": [{"token": []} if needs_token else {}],
         "paths": {f"/v1/tools/{tool.name}": {"post": _operation(tool)} for tool in tools},
         "components": {
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},

@@ -32,6 +32,9 @@ STATUS_OF_CODE: Mapping[str, HTTPStatus] = {
 }
 """HTTP status of each error code of a call."""
 
+_WITH_RETRY_AFTER = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+"""Statuses after which clients wait as `Retry-After` says (RFC 6585 and RFC 9110)."""
+
 
 class Problem(Exception):
     """Request that is refused before any call. `close` ends its connection: the rest of the request is not read."""
@@ -70,13 +73,22 @@ def _response(
 
 
 def failed_call(answer: Answer) -> Response:
-    """Return the response of a failed call, with the members of its error."""
+    """Return the response of a failed call, with the members of its error; its `detail` is `details` here.
+
+    In a problem `detail` is the text (RFC 9457, section 3.1.4).
+    """
     error = dict(answer.fields.error or {})
     code, message = str(error.pop("code")), str(error.pop("message"))
-    more = {**error, "usage": (answer.fields.tool_output or {}).get("usage")}
+    status = STATUS_OF_CODE.get(code, HTTPStatus.INTERNAL_SERVER_ERROR)
+    more: dict[str, Any] = {"usage": (answer.fields.tool_output or {}).get("usage")}
+    headers = {}
+    if (details := error.pop("detail", None)) is not None:
+        more["details"] = details
+        if status in _WITH_RETRY_AFTER and isinstance(details, dict) and "retry_after_s" in details:
+            headers["Retry-After"] = str(details["retry_after_s"])
     if answer.call_id is not None:
         more["tool_call_id"] = answer.call_id
-    return _response(STATUS_OF_CODE.get(code, HTTPStatus.INTERNAL_SERVER_ERROR), code, message, more)
+    return _response(status, code, message, {**error, **more}, headers)
 
 
 async def on_problem(request: Request, error: Exception) -> Response:

@@ -13,6 +13,7 @@ from starlette.routing import Route
 
 from openapi_tool.gateway.calls import Answer, Gateway
 from openapi_tool.gateway.results import structure
+from openapi_tool.http.access import NOBODY
 from openapi_tool.http.calls import ClientGone, caller_of, json_object, while_connected
 from openapi_tool.http.idempotency import Idempotency
 from openapi_tool.http.openapi import document
@@ -65,7 +66,8 @@ class ToolRoutes:
 
     async def openapi(self, request: Request) -> Response:
         """Describe the tools of the caller in OpenAPI 3.1."""
-        return json_response(document(self._gateway.tools_of(caller_of(request)), str(request.base_url).rstrip("/")))
+        caller, url = caller_of(request), str(request.base_url).rstrip("/")
+        return json_response(document(self._gateway.tools_of(caller), url, needs_token=caller is not NOBODY))
 
     async def usage(self, request: Request) -> Response:
         """Return what the caller's calls have cost."""
@@ -121,7 +123,7 @@ class ToolRoutes:
 def _no_state() -> Problem:
     return Problem(
         HTTPStatus.SERVICE_UNAVAILABLE,
-        "internal_error",
+        "unavailable",
         "The state cannot be read now; try again later.",
         headers={"Retry-After": "1"},
     )

@@ -61,7 +61,9 @@ async def test_usage_sums_up_the_rows_of_calls(opened: OpenGateway, state: Path,
     local = json.loads((await run("usage", "--json")).stdout)
     assert (local["project_id"], local["total"]["calls"]) == ("local", 0)
     nobody = await run("usage", "--project", "nobody")
-    assert (nobody.exit_code, "no calls in this time" in nobody.stderr) == (0, True)
+    assert (nobody.exit_code, nobody.stderr) == (0, "no calls of project 'nobody' in this time\n")
+    unnamed = await run("usage")
+    assert unnamed.stderr == "no calls of project 'local' in this time; name another project with --project\n"
 
 
 @requirement("gateway.commands", "mcp.cancellation")

@@ -90,6 +90,28 @@ async def test_a_failure_is_a_problem_with_the_code_of_the_engine(
 
 
 @requirement("gateway.http")
+async def test_a_problem_has_a_text_as_detail_and_numbers_beside_it(serve: Serve, double: UpstreamDouble) -> None:
+    async with serve(budgets={"project_day_requests": 1}, cache={"ttl_s": 0}) as served, served.client() as client:
+        schema = (await client.get("/openapi.json")).json()["components"]["schemas"]["Problem"]
+        await client.post(READ, json={"url": PAGE})
+        spent = await client.post(READ, json={"url": PAGE})
+    problem = spent.json()
+    assert (spent.status_code, problem["code"], problem["title"]) == (402, "budget_exceeded", "Budget exceeded")
+    assert "budget of this project for today" in problem["detail"]
+    assert problem["details"]["limit"] == problem["details"]["used"] == 1
+    jsonschema_rs.validator_for(schema).validate(problem)
+
+    double.rules({"match": "article", "statuses": [429] * 9, "retry_after": "60"})
+    async with serve() as served, served.client() as client:
+        limited = await client.post(READ, json={"url": PAGE})
+    problem = limited.json()
+    assert (limited.status_code, problem["code"]) == (429, "rate_limited")
+    assert "call again" in problem["detail"]
+    assert limited.headers["retry-after"] == str(problem["details"]["retry_after_s"])
+    jsonschema_rs.validator_for(schema).validate(problem)
+
+
+@requirement("gateway.http")
 def test_each_code_of_an_error_has_a_status() -> None:
     codes = {
         each.code for each in vars(errors).values() if isinstance(each, type) and issubclass(each, errors.ToolError)
@@ -130,6 +152,16 @@ async def test_the_document_describes_each_tool_as_one_operation(serve: Serve) -
         document = (await client.get("/openapi.json")).json()
     validator.validate(document)
     assert document["servers"] == [{"url": served.url}]
+    assert document["security"] == [{}]
+    assert "unavailable" in document["components"]["schemas"]["Problem"]["properties"]["code"]["enum"]
+
+
+@requirement("gateway.tokens")
+async def test_the_document_asks_for_a_token_where_one_is_required(serve: Serve) -> None:
+    async with serve() as served:
+        token = await served.token("local", "local")
+        async with served.client(token) as client:
+            assert (await client.get("/openapi.json")).json()["security"] == [{"token": []}]
 
 
 @requirement("gateway.http")
@@ -147,7 +179,7 @@ async def test_the_document_names_operations_and_their_schemas(serve: Serve) -> 
         shown = tools[operation["operationId"]]["parameters"]
         assert list(schema["properties"]) == list(shown["properties"])
         assert schema.get("required") == shown.get("required")
-        assert {"400", "401", "402", "404", "413", "422", "429", "502", "504"} < operation["responses"].keys()
+        assert {"400", "401", "402", "404", "413", "422", "429", "502", "503", "504"} < operation["responses"].keys()
 
 
 ACCEPTED: list[tuple[str, dict[str, Any]]] = [

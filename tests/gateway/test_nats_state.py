@@ -23,6 +23,7 @@ from openapi_tool.gateway.nats_state import CALLS, NatsRows, gateway_bus, open_n
 from openapi_tool.gateway.opening import NATS
 from openapi_tool.gateway.stored import CallRow
 from openapi_tool.gateway.tokens import StoredTokens, Tokens, new_token
+from openapi_tool.local.dev_state import announce, claimed_state
 from openapi_tool.local.guard import Guard
 from openapi_tool.local.servers import NatsServer
 from openapi_tool.local.stack import UpstreamDouble
@@ -195,6 +196,9 @@ async def test_tokens_are_refused_once_they_could_not_be_read_for_too_long(
                 codes = [(await client.post(READ, json={"url": f"{PAGE}?{each}"})).status_code for each in range(3)]
                 assert codes == [200, 200, 402]
                 assert time.monotonic() - began < 4, "no call waits for each record"
+                usage = await client.get("/v1/usage")
+                assert (usage.status_code, usage.json()["code"]) == (503, "unavailable")
+                assert usage.headers["Retry-After"]
                 monkeypatch.setattr(served.tokens, "_grace_s", 0.0)
                 refused = await client.get("/v1/tools")
                 assert (refused.status_code, refused.json()["code"]) == (503, "unavailable")
@@ -339,6 +343,33 @@ def test_commands_are_about_a_kernel_where_its_database_is_configured(monkeypatc
     assert json.loads(usage.stdout)["total"]["calls"] == 0
     purged = CliRunner().invoke(app, ["state", "purge", "--yes", "--state", "nats"])
     assert (purged.exit_code, "is shared with others" in purged.stderr) == (2, True)
+
+
+@requirement("gateway.commands", "cli.dev")
+@pytest.mark.usefixtures("variables")
+def test_the_nats_of_the_settings_precedes_a_running_dev_but_not_a_named_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with claimed_state() as claim:
+        assert claim is not None
+        announce(claim.descriptor, "postgresql://user@127.0.0.1:2/dev", "nats://127.0.0.1:1", "v1r4")
+        usage = CliRunner().invoke(app, ["usage", "--project", "p", "--json"])
+        assert usage.exit_code == 0, usage.stderr
+        assert json.loads(usage.stdout)["total"]["calls"] == 0
+        assert "in nats" in CliRunner().invoke(app, ["inspect", "tc_1", "--project", "p"]).stderr
+        named = CliRunner().invoke(app, ["--dev", "dev", "usage", "--project", "p"])
+        assert "PostgreSQL at 127.0.0.1:2" in named.stderr
+        monkeypatch.delenv("NATS_SERVERS")
+        assert "PostgreSQL at 127.0.0.1:2" in CliRunner().invoke(app, ["usage", "--project", "p"]).stderr
+
+
+@requirement("gateway.commands", "cli.top")
+def test_top_says_what_an_outage_of_nats_means_for_both_doors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NATS_SERVERS", "nats://127.0.0.1:1")
+    shown = CliRunner().invoke(app, ["top", "--once", "--state", "nats"])
+    assert (shown.exit_code, "NATS at 127.0.0.1:1: connection refused" in shown.stderr) == (2, True)
+    assert "a kernel's commands wait in NATS meanwhile, a gateway's calls go on" in shown.stderr
 
 
 @pytest.mark.thorough

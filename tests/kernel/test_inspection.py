@@ -1158,7 +1158,7 @@ async def test_the_command_accepts_durations_and_dates(caller: Caller, run: Run)
         (("--since", "2d", "--until", "1d"), 0),
     ):
         assert json.loads((await run("--json", *arguments)).stdout)["total"]["calls"] == calls
-    assert "no calls in this time" in (await run("--since", "2d", "--until", "1d")).stderr
+    assert "no calls of project" in (await run("--since", "2d", "--until", "1d")).stderr
 
 
 @requirement("usage")
