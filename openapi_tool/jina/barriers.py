@@ -254,6 +254,8 @@ def _own_titles(title: str) -> set[str]:
 
 def _is_loading(title: str, text: str) -> bool:
     """Return whether a text, without images and the title that may be above it, is only a loading text."""
+    if not _has_one(text, _LOADING_WORDS):
+        return False
     lines = _lines(_IMAGE.sub("", text))
     own = _own_titles(title)
     if lines and title.startswith(lines[0]):

@@ -118,7 +118,7 @@ def _result_items(
     for number, item in enumerate(results, start=1):
         facts = reader.facts(item, _RESULT_FACTS, are_shown=True)
         ui_facts = {field: facts[field] for field in _STATE_FACTS if field in facts}
-        title = one_line(str(facts.pop("title", "")))
+        title = str(facts.pop("title", ""))
         if favicon := _favicon(item):
             ui_facts["favicon"] = favicon
         if "imageUrl" in facts and (
@@ -130,7 +130,7 @@ def _result_items(
             warnings = (f"as for {same}",)  # an earlier result has the same warnings
         lines = [
             f"{number}. {title or '(no title)'}",
-            *(one_line(f"{_LABELS[field]}{fact}") for field, fact in facts.items()),
+            *(f"{_LABELS[field]}{fact}" for field, fact in facts.items()),
             *(f"Warning: {warning}" for warning in warnings),
             reader.line(item.get("description"), _MAX_DESCRIPTION_CHARS),
             *reader.site_links(item),

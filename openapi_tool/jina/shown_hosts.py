@@ -73,7 +73,7 @@ class ShownResults:
         for result in results:
             address = result.get("url")
             address = address if isinstance(address, str) else ""
-            host = host_of(address)
+            host = host_of(address) if sites or excluded else ""
             if (sites and not belongs_to(host, sites)) or (excluded and belongs_to(host, excluded)):
                 self.of_other_sites += 1
             elif denied.has(address):
