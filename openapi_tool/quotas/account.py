@@ -170,11 +170,7 @@ class Account(SharedRecord):
         self.record = record or unused(self.id.labels())
         if record is None and value is not None and not self._unreadable_logged:
             self._unreadable_logged = True
-            log.warning(
-                "the record of a budget of project %s cannot be read; its last known state is used",
-                self.id.project,
-                extra={"action": "budget.unreadable", **self._log_fields(), "key": self.key},
-            )
+            self._log_unreadable()
         return record is not None
 
     def encode(self) -> bytes:
@@ -385,6 +381,22 @@ class Account(SharedRecord):
     @property
     def _owner_text(self) -> str:
         return _OWNER_TEXT[self.id.scope] + (" with this tool" if self.id.tool else "")
+
+    def _log_unreadable(self) -> None:
+        fields = {**self._log_fields(), "key": self.key}
+        if self.remembers:
+            log.warning(
+                "the record of a budget of project %s cannot be read; its last known state is used",
+                self.id.project,
+                extra={"action": "budget.unreadable", **fields},
+            )
+        else:
+            log.error(
+                "the record of a budget of project %s cannot be read: it is damaged or of a later version; this "
+                "replica remembers none of its uses, so its count begins anew at zero",
+                self.id.project,
+                extra={"action": "budget.unreadable", **fields},
+            )
 
     def _warn(self) -> None:
         metrics.BUDGET_WARNINGS.labels(self.id.scope).inc()

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from openapi_tool.quotas.amounts import NOTHING, Amount, Attempt, Number, Time
+from openapi_tool.quotas.amounts import NOTHING, Amount, Attempt, Time
 from openapi_tool.quotas.limit_record import MAX_CALL_S, MAX_OPEN, MAX_REPLICAS
 
 REPLICA_S = 300.0  # from its last report until a replica is removed
@@ -38,10 +38,10 @@ class AccountLimit(NamedTuple):
 
 
 class OpenAttempt(NamedTuple):
-    """Attempt whose cost is not known yet."""
+    """Attempt whose cost is not known yet. Its amounts are not negative: a forged one would lift the budget."""
 
-    requests: Number
-    tokens: Number
+    requests: Use
+    tokens: Use
     until: Time
 
     @property

@@ -389,9 +389,10 @@ class KeyLimit(SharedRecord):
             self._unreadable_logged = True
             log.warning(
                 "the record of the limit of %s requests with the key of %s cannot be read: it is damaged or of another "
-                "version, whose replicas must be stopped; the last known record replaces it",
+                "version, whose replicas must be stopped; %s",
                 self.endpoint,
                 self.variable,
+                "the last known record replaces it" if self.remembers else "none is known here: its count begins anew",
                 extra={"action": "limits.unreadable", "key": self.key, **self._log_fields},
             )
         self.record = record or LimitRecord()
