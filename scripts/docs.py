@@ -291,8 +291,8 @@ PACKAGE = ROOT / "openapi_tool"
 OPERATIONS_PAGE = ROOT / "docs" / "operations.md"
 
 MEANINGS = {
-    "budget.unreadable": "The record of a budget cannot be read: it is damaged, or of a later version. Warning: its last "
-    "known state replaces it. Error: this replica remembers none of its uses, so its count begins anew at zero.",
+    "budget.unreadable": "The record of a budget cannot be read: it is damaged, or of a later version. Warning: its "
+    "last known state replaces it. Error: this replica remembers none of its uses, so its count begins anew at zero.",
     "call.broken": "A defect of the executor, with traceback; report it.",
     "call.denied": "The policy or a hook denied a call; the message says which, and why.",
     "call.finished": "The result is committed and the doorbell published. With cost, status and times: `queue_ms` in "

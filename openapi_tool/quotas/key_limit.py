@@ -185,7 +185,7 @@ class KeyLimit(SharedRecord):
         self.use_of_key = KeyUse(variable, endpoint)
         self.record = LimitRecord()
         self.weight, self.load, self.trial, self.dry_run = 1.0, 0.0, False, dry_run
-        self.calls_refused = self.over_limit = 0
+        self.calls_refused = self.would_have_waited = 0
         self._min_tokens = min_tokens
         self.tokens_each = self._usual_tokens
         self._log_fields = {"variable": variable, "endpoint": endpoint}
@@ -538,7 +538,7 @@ class KeyLimit(SharedRecord):
             if key is None:
                 if self.dry_run and mine:
                     key = next(iter(mine))
-                    self.over_limit += 1
+                    self.would_have_waited += 1
                 elif mine and record.probe(now):
                     changed = True
                     continue
