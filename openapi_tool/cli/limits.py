@@ -26,6 +26,7 @@ _LIMIT_HEADS = (
     "used",
     "tokens/min",
     "tokens used",
+    "tokens each",
     "at once",
     "running",
     "paused s",
@@ -88,6 +89,7 @@ def _entry(key: tuple[str, str], parts: Sequence[tuple[str, Mapping[str, Any]]])
         "endpoint": key[1],
         **{name: first.get(name) for name in _LIMITS},
         **{name: max(part.get(name) or 0 for _, part in parts) for name in ("used", "used_tokens", "paused_s")},
+        "estimated_tokens": max(part.get("estimated_tokens") or 0 for _, part in parts) or None,
         "running": sum(part.get("running") or 0 for _, part in parts),
         "refused": sum(part.get("refused") or 0 for _, part in parts),
         "would_have_waited": sum(part.get("would_have_waited") or 0 for _, part in parts),
@@ -121,7 +123,7 @@ def shown(replicas: Sequence[Mapping[str, Any]]) -> Group:
         names = _key(entry), entry["endpoint"]
         limit = or_dash(entry["requests_per_minute"]) + (" (found by 429)" if entry["found_by_429"] else "")
         tokens = entry["tokens_per_minute"], None if entry["tokens_per_minute"] is None else entry["used_tokens"]
-        values = (entry["used"], *map(or_dash, tokens), or_dash(entry["concurrent"]))
+        values = (entry["used"], *map(or_dash, (*tokens, entry["estimated_tokens"])), or_dash(entry["concurrent"]))
         rest = (entry["running"], entry["paused_s"], entry["waiting"])
         above = [entry["would_have_waited"] if entry["dry_run"] else "-"] if dry else []
         table.add(*names, limit, *values, *rest, *above)

@@ -79,6 +79,7 @@ class _LimitStats(_StrictModel):
     not_set: bool = False
     used: float | None = None
     used_tokens: float | None = None
+    estimated_tokens: int | None = None
     paused_s: float | None = None
     running: int | None = None
     refused: int | None = None

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from openapi_tool.protocol.errors import BudgetExceeded, ToolTimeout
-from openapi_tool.quotas.account_record import AccountLimit, encode, parse, unused
+from openapi_tool.quotas.account_record import WARN_PERCENT, AccountLimit, encode, parse, unused
 from openapi_tool.quotas.amounts import NOTHING, Amount, Attempt
 from openapi_tool.quotas.periods import Period
 from openapi_tool.quotas.shared_record import SETTLE_S, SharedRecord
@@ -400,10 +400,18 @@ class Account(SharedRecord):
 
     def _warn(self) -> None:
         metrics.BUDGET_WARNINGS.labels(self.id.scope).inc()
+        kinds = (
+            kind
+            for kind, limit, used in zip(AccountLimit._fields, self.limit, self.record.charged, strict=True)
+            if limit is not None and AccountLimit(limit).reached(Amount(used, 0), WARN_PERCENT)
+        )
+        budget = " and ".join(f"{self.id.scope}_{kind}" for kind in kinds)
         log.warning(
-            "80 %% of a budget of project %s are used",  # account_record._WARN_PERCENT
+            "80 %% of the budget %s%s of project %s are used",  # WARN_PERCENT
+            budget,
+            " with this tool" if self.id.tool else "",
             self.id.project,
-            extra={"action": "budget.low", **self._log_fields(), **self.left()},
+            extra={"action": "budget.low", **self._log_fields(), **self.left(), "budget": budget},
         )
 
     def _log_fields(self) -> dict[str, str]:

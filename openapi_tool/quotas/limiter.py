@@ -173,6 +173,7 @@ class Limiter:
             "dry_run": limit.dry_run,
             "used": record.requests.total(now),
             "used_tokens": record.tokens.total(now),
+            "estimated_tokens": None if rates.tokens is None else limit.tokens_each,
             "paused_s": round(limit.paused_s, 1),
             "sent": limit.sent_in_window(),
             "running": limit.running,

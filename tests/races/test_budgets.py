@@ -434,6 +434,8 @@ def test_a_daily_budget_renews_and_each_refusal_contains_its_numbers(caplog: pyt
     run_virtually(work())
     actions = [getattr(line, "action", "") for line in caplog.records]
     assert (actions.count("budget.low"), actions.count("budget.exceeded")) == (1, 2)
+    (low,) = (line.getMessage() for line in caplog.records if getattr(line, "action", "") == "budget.low")
+    assert low == "80 % of the budget agent_day_requests of project proj are used"
 
 
 @requirement("budgets.calls")
