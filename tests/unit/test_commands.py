@@ -886,10 +886,12 @@ def test_limits_that_no_key_has_used_are_shown_as_configured() -> None:
 @requirement("cli.limits")
 def test_a_dry_run_shows_how_many_requests_would_have_waited() -> None:
     limit = {"variable": "KEY", **LIMIT, "used": 7, "dry_run": True, "would_have_waited": 4}
+    replica = {**REPLICA, "upstream_limits": [limit]}
     for dry_run in (True, False):
         written = io.StringIO()
-        replica = {**REPLICA, "upstream_limits": [{**limit, "dry_run": dry_run}]}
-        Console(file=written, width=300).print(limits.shown([replica]))
+        Console(file=written, width=300).print(
+            limits.shown([{**REPLICA, "upstream_limits": [{**limit, "dry_run": dry_run}]}])
+        )
         assert ("dry run: would have waited" in written.getvalue()) is dry_run
     assert limits.combined([replica, replica])[0]["would_have_waited"] == 8
 
