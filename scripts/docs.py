@@ -291,6 +291,8 @@ PACKAGE = ROOT / "openapi_tool"
 OPERATIONS_PAGE = ROOT / "docs" / "operations.md"
 
 MEANINGS = {
+    "budget.unreadable": "The record of a budget cannot be read: it is damaged, or of a later version. Warning: its "
+    "last known state replaces it. Error: this replica remembers none of its uses, so its count begins anew at zero.",
     "call.broken": "A defect of the executor, with traceback; report it.",
     "call.denied": "The policy or a hook denied a call; the message says which, and why.",
     "call.finished": "The result is committed and the doorbell published. With cost, status and times: `queue_ms` in "
@@ -339,6 +341,8 @@ MEANINGS = {
     "redelivered calls wait. The message has the command that adds replicas.",
     "storage.unrestricted": "The bucket with the session key was created by an earlier version, so that users who may "
     "disable tools can read or remove it; the message has the command that prevents this.",
+    "limits.unreadable": "The record of a limit of a key cannot be read: it is damaged, or of another version, whose "
+    "replicas must be stopped. The last known record replaces it; if none is known, its count begins anew.",
     "turn.unknown": "Cannot read other results of the step; the deadline of the call is unchanged.",
     "upstream.response": "A response of the upstream, with its status and size.",
     "upstream.unreachable": "A request got no response: the name was not resolved, or the connection failed or broke.",

@@ -217,8 +217,9 @@ async def _watch(running_stack: _RunningStack, notes: Sequence[str], page_port: 
         feed = Feed(caller, statistics.record_result)
         await _follow(logs, feed, lambda: _should_continue(running_stack, stopping))
     if not stopping.is_set():
-        tail = next((executor for executor in executors if not executor.process.alive), executors[0]).process.log_tail()
-        fail(f"{stack.ended() or 'the executor'} ended unexpectedly:\n{tail}", _FAILED)
+        ended = next((executor for executor in executors if not executor.process.alive), executors[0]).process
+        what = stack.ended() or f"{ended.name} ({ended.end})"
+        fail(f"{what} ended unexpectedly:\n{ended.log_tail() or 'its log has no warning and no error'}", _FAILED)
 
 
 def _should_continue(running_stack: _RunningStack, stopping: asyncio.Event) -> bool:

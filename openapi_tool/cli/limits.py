@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import typer
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from openapi_tool.cli.output import or_dash, print_status
@@ -17,6 +17,7 @@ from openapi_tool.cli.tables import Rows
 
 _UPDATE_S = 2.0
 _LIMITS = ("pool", "not_set", "requests_per_minute", "tokens_per_minute", "concurrent", "found_by_429", "dry_run")
+_CONFIGURED = ("variable", "endpoint", "requests_per_minute", "tokens_per_minute", "concurrent", "dry_run")
 _KEY_FIELDS = ("variable", "endpoint", "state", "status", "for_s", "tried_again_s")
 _LIMIT_HEADS = (
     "key",
@@ -25,12 +26,14 @@ _LIMIT_HEADS = (
     "used",
     "tokens/min",
     "tokens used",
+    "tokens each",
     "at once",
     "running",
     "paused s",
     "waiting",
 )
 
+_DRY_RUN_HEAD = "dry run: would have waited"
 _NO_LIMIT = """\
 no limit is set, and the upstream has answered no request with 429: requests are sent at once
 Set those of your plan in the settings, and restart or reload all processes (docs/tools.md#rate-limits):
@@ -49,7 +52,7 @@ def limits(*, watch: bool, as_json: bool, state: Path | None = None) -> None:
     show_statistics_of(
         state,
         shown,
-        lambda replicas: {"limits": combined(replicas), "keys": blocked(replicas)},
+        lambda replicas: {"limits": combined(replicas), "configured": configured(replicas), "keys": blocked(replicas)},
         as_json=as_json,
         every_s=_UPDATE_S if watch else None,
     )
@@ -65,6 +68,17 @@ def combined(replicas: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [_entry(key, parts[key]) for key in sorted(parts)]
 
 
+def configured(replicas: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the limits of the settings that the replicas run with, each once; `variable` None is each other key."""
+    found: list[dict[str, Any]] = []
+    for replica in replicas:
+        for limit in replica.get("configured_limits") or ():
+            entry = {name: limit.get(name) for name in _CONFIGURED}
+            if entry not in found:
+                found.append(entry)
+    return found
+
+
 def _entry(key: tuple[str, str], parts: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
     waiting: Counter[str] = Counter()
     for _, part in parts:
@@ -75,9 +89,10 @@ def _entry(key: tuple[str, str], parts: Sequence[tuple[str, Mapping[str, Any]]])
         "endpoint": key[1],
         **{name: first.get(name) for name in _LIMITS},
         **{name: max(part.get(name) or 0 for _, part in parts) for name in ("used", "used_tokens", "paused_s")},
+        "estimated_tokens": max(part.get("estimated_tokens") or 0 for _, part in parts) or None,
         "running": sum(part.get("running") or 0 for _, part in parts),
         "refused": sum(part.get("refused") or 0 for _, part in parts),
-        "over_limit": sum(part.get("over_limit") or 0 for _, part in parts),
+        "would_have_waited": sum(part.get("would_have_waited") or 0 for _, part in parts),
         "replicas": {
             name: {"sent_per_minute": part.get("sent"), "offline": part.get("offline")} for name, part in parts
         },
@@ -100,16 +115,18 @@ def blocked(replicas: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def shown(replicas: Sequence[Mapping[str, Any]]) -> Group:
     """Return tables of refused keys, limits, replicas, and waiting calls by project."""
     keys, entries = blocked(replicas), combined(replicas)
-    table = Rows(*_LIMIT_HEADS, title="limits")
+    dry = [_DRY_RUN_HEAD] if any(entry["dry_run"] for entry in entries) else []
+    table = Rows(*_LIMIT_HEADS, *dry, title="limits")
     shares = Rows("key", "endpoint", "replica", "requests/min", "not shared")
     waiting = Rows("key", "endpoint", "project", "waiting")
     for entry in entries:
         names = _key(entry), entry["endpoint"]
         limit = or_dash(entry["requests_per_minute"]) + (" (found by 429)" if entry["found_by_429"] else "")
         tokens = entry["tokens_per_minute"], None if entry["tokens_per_minute"] is None else entry["used_tokens"]
-        values = (entry["used"], *map(or_dash, tokens), or_dash(entry["concurrent"]))
+        values = (entry["used"], *map(or_dash, (*tokens, entry["estimated_tokens"])), or_dash(entry["concurrent"]))
         rest = (entry["running"], entry["paused_s"], entry["waiting"])
-        table.add(*names, limit, *values, *rest)
+        above = [entry["would_have_waited"] if entry["dry_run"] else "-"] if dry else []
+        table.add(*names, limit, *values, *rest, *above)
         for name, part in entry["replicas"].items():
             offline = "yes" if part["offline"] else ""
             shares.add(*names, name, part["sent_per_minute"], offline)
@@ -119,8 +136,21 @@ def shown(replicas: Sequence[Mapping[str, Any]]) -> Group:
     for entry in keys:
         refused.add(*(entry[name] for name in _KEY_FIELDS))
     if not entries:
-        return Group(*([refused] if keys else []), Text(_NO_LIMIT))
+        return Group(*([refused] if keys else []), *_without_use(configured(replicas)))
     return Group(*([refused] if keys else []), table, shares, *([waiting] if len(waiting) else []))
+
+
+def _without_use(limits_set: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
+    """Yield what is shown while no key was used."""
+    if not limits_set:
+        yield Text(_NO_LIMIT)
+        return
+    yield Text("no key was used since the processes started; these limits are set")
+    table = Rows("key", "endpoint", "requests/min", "tokens/min", "at once", "dry run", title="configured limits")
+    for limit in limits_set:
+        rates = (or_dash(limit[name]) for name in ("requests_per_minute", "tokens_per_minute", "concurrent"))
+        table.add(limit["variable"] or "each", limit["endpoint"], *rates, "yes" if limit["dry_run"] else "")
+    yield table
 
 
 def _key(entry: Mapping[str, Any]) -> str:

@@ -53,6 +53,7 @@ async def open_gateway(
         for of_kernel in DEPENDENCIES:
             health.dependencies.pop(of_kernel, None)
         health.limits, health.keys = quotas.limiter.snapshot, quotas.limiter.keys.snapshot
+        health.configured_limits = quotas.limiter.configured
         health.budgets, health.budget_outage = quotas.budgets.snapshot, quotas.budgets.outage
         statistics = Snapshots(INSTANCE, health, {"executor.concurrency": settings.executor.concurrency})
         try:

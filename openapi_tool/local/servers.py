@@ -115,6 +115,14 @@ class ServerProcess:
         """Return whether the process runs."""
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def end(self) -> str:
+        """How the process ended, as text: its exit status or the signal."""
+        code = None if self._process is None else self._process.poll()
+        if code is None:
+            return "it runs" if self._process else "it was not started"
+        return f"exit status {code}" if code >= 0 else f"signal {-code}, {signal.strsignal(-code)}"
+
 
 def _message(line: str) -> str:
     if not line.startswith("{"):

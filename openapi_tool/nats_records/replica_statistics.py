@@ -79,11 +79,23 @@ class _LimitStats(_StrictModel):
     not_set: bool = False
     used: float | None = None
     used_tokens: float | None = None
+    estimated_tokens: int | None = None
     paused_s: float | None = None
     running: int | None = None
     refused: int | None = None
+    dry_run: bool | None = None
+    would_have_waited: int | None = None
     waiting: int | None = None
     waiting_by_project: dict[str, int] | None = None
+
+
+class _ConfiguredStats(_StrictModel):
+    variable: _Name | None = None
+    endpoint: _Name | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrent: int | None = None
+    dry_run: bool = False
 
 
 class _KeyStats(_StrictModel):
@@ -126,6 +138,7 @@ class _ReplicaStats(_StrictModel):
     last: _Rows[dict[str, Any]] = []
     limits: dict[str, Any] = {}
     upstream_limits: _Rows[_LimitStats] = []
+    configured_limits: _Rows[_ConfiguredStats] = []
     upstream_keys: _Rows[_KeyStats] = []
     budgets: _Rows[_AccountStats] = []
 

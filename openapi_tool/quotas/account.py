@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from openapi_tool.protocol.errors import BudgetExceeded, ToolTimeout
-from openapi_tool.quotas.account_record import AccountLimit, encode, parse, unused
+from openapi_tool.quotas.account_record import WARN_PERCENT, AccountLimit, encode, parse, unused
 from openapi_tool.quotas.amounts import NOTHING, Amount, Attempt
 from openapi_tool.quotas.periods import Period
 from openapi_tool.quotas.shared_record import SETTLE_S, SharedRecord
@@ -170,11 +170,7 @@ class Account(SharedRecord):
         self.record = record or unused(self.id.labels())
         if record is None and value is not None and not self._unreadable_logged:
             self._unreadable_logged = True
-            log.warning(
-                "the record of a budget of project %s cannot be read; its last known state is used",
-                self.id.project,
-                extra={"action": "budget.unreadable", **self._log_fields(), "key": self.key},
-            )
+            self._log_unreadable()
         return record is not None
 
     def encode(self) -> bytes:
@@ -386,12 +382,36 @@ class Account(SharedRecord):
     def _owner_text(self) -> str:
         return _OWNER_TEXT[self.id.scope] + (" with this tool" if self.id.tool else "")
 
+    def _log_unreadable(self) -> None:
+        fields = {**self._log_fields(), "key": self.key}
+        if self.remembers:
+            log.warning(
+                "the record of a budget of project %s cannot be read; its last known state is used",
+                self.id.project,
+                extra={"action": "budget.unreadable", **fields},
+            )
+        else:
+            log.error(
+                "the record of a budget of project %s cannot be read: it is damaged or of a later version; this "
+                "replica remembers none of its uses, so its count begins anew at zero",
+                self.id.project,
+                extra={"action": "budget.unreadable", **fields},
+            )
+
     def _warn(self) -> None:
         metrics.BUDGET_WARNINGS.labels(self.id.scope).inc()
+        kinds = (
+            kind
+            for kind, limit, used in zip(AccountLimit._fields, self.limit, self.record.charged, strict=True)
+            if limit is not None and AccountLimit(limit).reached(Amount(used, 0), WARN_PERCENT)
+        )
+        budget = " and ".join(f"{self.id.scope}_{kind}" for kind in kinds)
         log.warning(
-            "80 %% of a budget of project %s are used",  # account_record._WARN_PERCENT
+            "80 %% of the budget %s%s of project %s are used",  # WARN_PERCENT
+            budget,
+            " with this tool" if self.id.tool else "",
             self.id.project,
-            extra={"action": "budget.low", **self._log_fields(), **self.left()},
+            extra={"action": "budget.low", **self._log_fields(), **self.left(), "budget": budget},
         )
 
     def _log_fields(self) -> dict[str, str]:

@@ -10,11 +10,11 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from openapi_tool.quotas.amounts import NOTHING, Amount, Attempt, Number, Time
+from openapi_tool.quotas.amounts import NOTHING, Amount, Attempt, Time
 from openapi_tool.quotas.limit_record import MAX_CALL_S, MAX_OPEN, MAX_REPLICAS
 
 REPLICA_S = 300.0  # from its last report until a replica is removed
-_WARN_PERCENT = 80  # used, at which a warning is logged
+WARN_PERCENT = 80  # used, at which a warning is logged
 
 Name = Annotated[str, Field(max_length=100)]
 Use = Annotated[int, Field(ge=0, le=2**53, strict=True)]
@@ -38,10 +38,10 @@ class AccountLimit(NamedTuple):
 
 
 class OpenAttempt(NamedTuple):
-    """Attempt whose cost is not known yet."""
+    """Attempt whose cost is not known yet. Its amounts are not negative: a forged one would lift the budget."""
 
-    requests: Number
-    tokens: Number
+    requests: Use
+    tokens: Use
     until: Time
 
     @property
@@ -125,7 +125,7 @@ class AccountRecord(BaseModel):
 
     def warns(self, limit: AccountLimit) -> bool:
         """Return whether to log that little is left, once."""
-        warns = not self.warned and limit.reached(self.charged, _WARN_PERCENT)
+        warns = not self.warned and limit.reached(self.charged, WARN_PERCENT)
         self.warned |= warns
         return warns
 

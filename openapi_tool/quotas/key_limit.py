@@ -185,7 +185,7 @@ class KeyLimit(SharedRecord):
         self.use_of_key = KeyUse(variable, endpoint)
         self.record = LimitRecord()
         self.weight, self.load, self.trial, self.dry_run = 1.0, 0.0, False, dry_run
-        self.calls_refused = self.over_limit = 0
+        self.calls_refused = self.would_have_waited = 0
         self._min_tokens = min_tokens
         self.tokens_each = self._usual_tokens
         self._log_fields = {"variable": variable, "endpoint": endpoint}
@@ -389,9 +389,10 @@ class KeyLimit(SharedRecord):
             self._unreadable_logged = True
             log.warning(
                 "the record of the limit of %s requests with the key of %s cannot be read: it is damaged or of another "
-                "version, whose replicas must be stopped; the last known record replaces it",
+                "version, whose replicas must be stopped; %s",
                 self.endpoint,
                 self.variable,
+                "the last known record replaces it" if self.remembers else "none is known here: its count begins anew",
                 extra={"action": "limits.unreadable", "key": self.key, **self._log_fields},
             )
         self.record = record or LimitRecord()
@@ -537,7 +538,7 @@ class KeyLimit(SharedRecord):
             if key is None:
                 if self.dry_run and mine:
                     key = next(iter(mine))
-                    self.over_limit += 1
+                    self.would_have_waited += 1
                 elif mine and record.probe(now):
                     changed = True
                     continue

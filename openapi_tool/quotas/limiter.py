@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from openapi_tool.fair_queue import NO_WEIGHTS, FairQueue
@@ -20,6 +21,7 @@ from openapi_tool.telemetry import metrics
 from openapi_tool.tools.catalogue import OPERATIONS, Operation
 
 _MAX_PROJECTS = 20
+_MAX_CONFIGURED = 50  # keys with limits of their own, in statistics
 _PATIENCE = 1.5  # times the longest expected wait, for which a call really waits: the expectation is a lower bound
 _PAUSE_AFTER_S = 0.02  # of waiting: a permit that is free comes sooner, so the call keeps its slot
 
@@ -144,18 +146,34 @@ class Limiter:
         """Return the state of each key and endpoint with a limit."""
         return [self._snapshot(limit) for limit in self._limits.values() if limit.limited]
 
+    def configured(self) -> list[dict[str, Any]]:
+        """Return the limits of the settings by endpoint; `variable` None is each key that has no limits of its own."""
+        found = []
+        for variable in islice((None, *self._options.keys), _MAX_CONFIGURED):
+            for operation in OPERATIONS:
+                rates = self._rates(variable or "", operation.name)
+                if rates.limited:
+                    found.append(
+                        {
+                            "variable": variable,
+                            "endpoint": operation.name,
+                            **_shown(rates),
+                            "dry_run": self._options.dry_run,
+                        }
+                    )
+        return found
+
     def _snapshot(self, limit: KeyLimit) -> dict[str, Any]:
         rates, record, waiting, now = limit.in_force, limit.record, limit.counted_queue, limit.now()
         return {
             "variable": limit.variable,
             "endpoint": limit.endpoint,
-            "requests_per_minute": rates.requests,
-            "tokens_per_minute": rates.tokens,
-            "concurrent": rates.concurrent,
+            **_shown(rates),
             "found_by_429": limit.rates.requests is None and rates.requests is not None,
             "dry_run": limit.dry_run,
             "used": record.requests.total(now),
             "used_tokens": record.tokens.total(now),
+            "estimated_tokens": None if rates.tokens is None else limit.tokens_each,
             "paused_s": round(limit.paused_s, 1),
             "sent": limit.sent_in_window(),
             "running": limit.running,
@@ -163,7 +181,7 @@ class Limiter:
             "waiting": len(waiting),
             "waiting_by_project": dict(Counter(waiting.counts()).most_common(_MAX_PROJECTS)),
             "refused": limit.calls_refused,
-            "over_limit": limit.over_limit,
+            "would_have_waited": limit.would_have_waited,
             "pool": self._options.pool_name(limit.variable),
             "not_set": limit.group.pooled and self.keys.get(limit.variable) is None,
         }
@@ -214,6 +232,14 @@ def _weigh(limits: list[KeyLimit]) -> None:
             for limit, one in zip(limits, found, strict=True):
                 limit.weight = float(one)
             return
+
+
+def _shown(rates: Rates) -> dict[str, int | None]:
+    return {
+        "requests_per_minute": rates.requests,
+        "tokens_per_minute": rates.tokens,
+        "concurrent": rates.concurrent,
+    }
 
 
 def _operation(endpoint: str) -> Operation:

@@ -81,6 +81,11 @@ class SharedRecord(ABC):
         """Return whether no task runs."""
         return self._task is None
 
+    @property
+    def remembers(self) -> bool:
+        """Return whether a readable value is known, which would replace a damaged one."""
+        return self._readable is not None
+
     def new_id(self) -> str:
         """Return the id of a new attempt."""
         return f"{self.replica}.{next(_NUMBERS):x}"

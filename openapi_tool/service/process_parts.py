@@ -95,6 +95,7 @@ def open_process_parts(
         metrics.BUDGET_USED.labels(scope).set_function(partial(budgets.largest_used_fraction, scope))
     health = bootstrap.health
     health.limits, health.keys = limiter.snapshot, limiter.keys.snapshot
+    health.configured_limits = limiter.configured
     health.budgets, health.budget_outage = budgets.snapshot, budgets.outage
     hide_memory()  # from the workers
     pool = WorkerPool(settings.isolation.workers, settings.egress.max_response_bytes)

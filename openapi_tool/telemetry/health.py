@@ -65,6 +65,7 @@ class Health:
     clock_offset_s: float | None = None
     redact: Callable[[str], str] = str
     limits: Callable[[], Sequence[Mapping[str, Any]]] = list
+    configured_limits: Callable[[], Sequence[Mapping[str, Any]]] = list
     keys: Callable[[], Sequence[Mapping[str, Any]]] = list
     budgets: Callable[[], Sequence[Mapping[str, Any]]] = list
     budget_outage: Callable[[], str] = str
@@ -283,6 +284,7 @@ class Snapshots:
             "health": self.health.as_json(),
             "limits": dict(self.limits),
             "upstream_limits": list(self.health.limits()),
+            "configured_limits": list(self.health.configured_limits()),
             "upstream_keys": list(self.health.keys()),
             "budgets": list(self.health.budgets()),
             "tools": _rows(recent),

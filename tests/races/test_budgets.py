@@ -434,6 +434,8 @@ def test_a_daily_budget_renews_and_each_refusal_contains_its_numbers(caplog: pyt
     run_virtually(work())
     actions = [getattr(line, "action", "") for line in caplog.records]
     assert (actions.count("budget.low"), actions.count("budget.exceeded")) == (1, 2)
+    (low,) = (line.getMessage() for line in caplog.records if getattr(line, "action", "") == "budget.low")
+    assert low == "80 % of the budget agent_day_requests of project proj are used"
 
 
 @requirement("budgets.calls")
@@ -455,6 +457,7 @@ INVALID_RECORDS = (
     *(b'{"version":2,"used":[9007199254740993,0]}', b'{"version":2,"used":[-1000,-1000]}'),
     *(b'{"version":2,"used":[true,0]}', b"{}", b'{"version":2}', b'{"used":[0,0]}', b'{"version":2,"used":[0]}'),
     *(b'{"version":2,"used":[0,0],"open":{"a":{}}}', b'{"version":2,"used":[0,0],"lost":[1]}'),
+    *(b'{"version":2,"used":[9,0],"open":{"a":[%s,1900000300]}}' % forged for forged in (b"-1000,0", b"0,-1000")),
 )
 
 
@@ -480,6 +483,25 @@ def test_an_unreadable_record_is_replaced_by_the_last_known_one(caplog: pytest.L
     assert [line.levelname for line in caplog.records if getattr(line, "action", "") == "budget.unreadable"] == [
         "WARNING"
     ]
+
+
+@requirement("budgets.exact")
+def test_a_damaged_record_that_no_replica_remembers_begins_anew_with_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        world = World(BudgetOptions(session_requests=2))
+        assert await world.pod().call()
+        await asyncio.sleep(30)
+        (name,) = (name for name, (_, value) in world.records.items() if b"used" in value)
+        world.records[name] = world.records[name][0] + 1, b'{"version":3}'
+        later = world.pod()
+        assert [await later.call() for _ in range(3)] == [True, True, False]
+        (record,) = await world.close()
+        assert record.used.requests == 2
+
+    run_virtually(work())
+    (line,) = (line for line in caplog.records if getattr(line, "action", "") == "budget.unreadable")
+    assert line.levelname == "ERROR"
+    assert line.getMessage().endswith("this replica remembers none of its uses, so its count begins anew at zero")
 
 
 @requirement("budgets.exact")

@@ -862,6 +862,40 @@ def test_without_limits_and_budgets_the_commands_say_how_to_set_one(capsys: pyte
     assert "docs/tools.md#budgets" in said
 
 
+LIMIT: dict[str, Any] = {
+    "endpoint": "search",
+    "requests_per_minute": 100,
+    "tokens_per_minute": None,
+    "concurrent": None,
+}
+
+
+@requirement("cli.limits")
+def test_limits_that_no_key_has_used_are_shown_as_configured() -> None:
+    configured = [{"variable": None, **LIMIT, "dry_run": True}]
+    replicas = [{**REPLICA, "configured_limits": configured}, {**REPLICA, "configured_limits": configured}]
+    written = io.StringIO()
+    Console(file=written, width=200).print(limits.shown(replicas))
+    assert "no limit is set" not in written.getvalue()
+    assert "no key was used since the processes started; these limits are set" in " ".join(written.getvalue().split())
+    (row,) = [line.split() for line in written.getvalue().replace("│", " ").splitlines() if " 100 " in line]
+    assert row == ["each", "search", "100", "-", "-", "yes"]
+    assert limits.configured(replicas) == configured
+
+
+@requirement("cli.limits")
+def test_a_dry_run_shows_how_many_requests_would_have_waited() -> None:
+    limit = {"variable": "KEY", **LIMIT, "used": 7, "dry_run": True, "would_have_waited": 4}
+    replica = {**REPLICA, "upstream_limits": [limit]}
+    for dry_run in (True, False):
+        written = io.StringIO()
+        Console(file=written, width=300).print(
+            limits.shown([{**REPLICA, "upstream_limits": [{**limit, "dry_run": dry_run}]}])
+        )
+        assert ("dry run: would have waited" in written.getvalue()) is dry_run
+    assert limits.combined([replica, replica])[0]["would_have_waited"] == 8
+
+
 @requirement("cli.limits", "cli.top")
 async def test_updates_are_printed_one_after_the_other_into_a_file_until_sigterm() -> None:
     file, drawn = io.StringIO(), iter(["second", "third"])

@@ -498,7 +498,33 @@ async def test_a_dry_run_counts_requests_above_the_limit_and_holds_none_back() -
         for _ in range(5):
             (await world.permit(limiter)).done(1)
         [shown] = limiter.snapshot()
-        assert (shown["used"], shown["over_limit"], shown["refused"], shown["dry_run"]) == (5, 4, 0, True)
+        assert (shown["used"], shown["would_have_waited"], shown["refused"], shown["dry_run"]) == (5, 4, 0, True)
+
+
+@requirement("limits.waiting", "cli.limits")
+async def test_a_cheap_first_read_of_a_small_limit_is_followed_by_a_wait_of_its_estimate() -> None:
+    async with replicas(1, LimitOptions(reader_tokens_per_minute=20_000)) as world:
+        [limiter] = world.limiters
+        (await world.permit(limiter, endpoint="reader")).done(500)
+        await limiter.aclose()
+        with pytest.raises(RateLimited) as refused:
+            await world.permit(limiter, endpoint="reader")
+        assert refused.value.detail == {"retry_after_s": 30}
+        [shown] = limiter.snapshot()
+        assert (shown["used_tokens"], shown["estimated_tokens"]) == (500, 8_100)
+
+
+@requirement("limits.plans")
+def test_the_configured_limits_are_known_before_a_key_is_used() -> None:
+    options = LimitOptions(plan="free", dry_run=True, keys={"B": KeyLimits(reader_concurrent=2)})
+    found = Replicas(options).start().configured()
+    search = {"endpoint": "search", "requests_per_minute": 100, "tokens_per_minute": None, "concurrent": None}
+    assert found[0] == {"variable": None, **search, "dry_run": True}
+    shown = [[limit[name] for name in ("variable", "endpoint", "requests_per_minute", "concurrent")] for limit in found]
+    assert list(map(tuple, shown)) == [
+        (None, "search", 100, None), (None, "reader", 500, None), ("B", "search", 100, None), ("B", "reader", 500, 2),
+    ]  # fmt: skip
+    assert Replicas().start().configured() == []
 
 
 @requirement("limits.waiting")

@@ -246,12 +246,16 @@ async def test_the_command_shows_limits_waiting_calls_and_refused_keys(world_wit
     world.stack.upstream.rules({"match": "hello", "statuses": [200, 401, 401]})
     assert "no replica answers" in await run(world, "limits", code=1)
     async with executors(world, 1, search_requests_per_minute=LIMIT, keys={"SEARCH_API_KEY": {"reader_concurrent": 2}}):
+        assert "no key was used since the processes started" in await run(world, "limits")
         for _ in range(3):
             await sent(world, 1)
         found = json.loads(await run(world, "limits", "--json"))
         drawn = await watched(world, "limits", "--watch", until=b"40102")
         assert "1 replica, the last minute" in await watched(world, "top", until=b"1 replica")
     [limit], [key] = found["limits"], found["keys"]
+    assert [(one["variable"], one["endpoint"]) for one in found["configured"]] == [
+        (None, "search"), ("SEARCH_API_KEY", "search"), ("SEARCH_API_KEY", "reader"),
+    ]  # fmt: skip
     assert (limit["variable"], limit["endpoint"], limit["requests_per_minute"]) == ("JINA_API_KEY", "search", LIMIT)
     [replica] = limit["replicas"].values()
     assert (limit["used"], limit["running"], limit["waiting"]) == (3, 0, 0)
