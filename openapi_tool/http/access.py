@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from ipaddress import IPv6Address, ip_address, ip_network
@@ -46,6 +48,7 @@ _DISCARDED_BYTES = 16 * 2**20
 
 _MAX_ADDRESSES = 10_000
 _OUTDATED_RETRY_S = 5
+_TOKEN_CHECK_S = 2.0
 NOBODY = Caller("local", "local")
 """Caller of a gateway without tokens, on loopback; its records are those of `openapi-tool mcp`."""
 
@@ -71,10 +74,11 @@ class FailedTries:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A caller, and the name by which its requests are counted."""
+    """A caller, the name by which its requests are counted, and its token of this gateway, empty without one."""
 
     caller: Caller
     counted_as: str
+    token: str = ""
 
 
 class Access:
@@ -160,12 +164,34 @@ class Access:
                 return  # the client is gone
             connection.received()
             scope.setdefault("state", {})["caller"] = entry.caller
-            await self._app(scope, _with_body(body, receive), send)
+            with self._ending_with(entry.token, connection):
+                await self._app(scope, _with_body(body, receive), send)
         finally:
             self._running[entry.counted_as] -= 1
             self._bodies[entry.counted_as] -= held
             if not self._running[entry.counted_as]:
                 del self._running[entry.counted_as], self._bodies[entry.counted_as]
+
+    @contextmanager
+    def _ending_with(self, token: str, connection: Connection) -> Iterator[None]:
+        """While the context is open close the connection once its token has been revoked or has expired.
+
+        Else a stream of MCP would stay open with it.
+        """
+        call_later, next_check = asyncio.get_running_loop().call_later, None
+
+        def check() -> None:
+            nonlocal next_check
+            if token and self._tokens.find(token) is None and not self._tokens.outdated:
+                connection.abort()
+            else:
+                next_check = call_later(_TOKEN_CHECK_S, check)
+
+        next_check = call_later(_TOKEN_CHECK_S, check)
+        try:
+            yield
+        finally:
+            next_check.cancel()
 
     def _check_host(self, headers: Headers) -> None:
         given = headers.getlist("host")
@@ -220,7 +246,7 @@ class Access:
                 "This token may not name an agent: leave X-Agent-Id out, or create a token with --any-agent.",
                 close=True,
             )
-        return _Entry(Caller(token.project, agent, token.tools), token_id)
+        return _Entry(Caller(token.project, agent, token.tools), token_id, text.strip())
 
     async def _jwt_entry(self, jwts: Jwts, text: str, headers: Headers) -> _Entry:
         """Return the caller of a JWT. Raises Problem.

@@ -379,6 +379,27 @@ async def test_requests_with_the_same_key_at_the_same_time_run_once(serve: Serve
     assert len(double.requests()) == 1
 
 
+@requirement("gateway.tokens")
+async def test_running_requests_of_a_revoked_token_end(
+    serve: Serve, double: UpstreamDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its streams would otherwise keep their places among the connections."""
+    monkeypatch.setattr("openapi_tool.http.access._TOKEN_CHECK_S", 0.05)
+    double.rules({"match": "article", "hang": True})
+    async with serve() as served:
+        token, other = await served.token("p", "a"), await served.token("p", "b")
+        async with served.client(token) as client, served.client(other) as unaffected:
+            running = asyncio.create_task(client.post(READ, json={"url": PAGE}))
+            staying = asyncio.create_task(unaffected.post(READ, json={"url": f"{PAGE}?b"}))
+            await until(lambda: len(double.requests()) == 2)
+            await StoredTokens(served.state.tokens).revoke(token.split("_")[1])
+            await served.tokens.load()
+            with pytest.raises(httpx.TransportError):
+                await running
+            await until(lambda: served.gateway.running == 1)
+            staying.cancel()
+
+
 @requirement("mcp.cancellation", "gateway.http")
 async def test_a_client_that_is_gone_stops_its_upstream_request_and_its_cost_is_settled(
     serve: Serve, double: UpstreamDouble
