@@ -61,7 +61,7 @@ compiled: $(READY)
 # attacks with an eighth of their size.
 long: $(READY) ## CPU of a call, staged incidents, all attacks, the image from a package index
 	$(PY) -m pytest -m long tests/end_to_end/test_incidents.py tests/end_to_end/test_deployment.py \
-	  tests/performance/test_guard.py tests/hostile tests/gateway
+	  tests/performance/test_guard.py tests/unit/test_isolation.py tests/hostile tests/gateway
 
 # Clients of other projects, each in an environment of its own, as some need an older `mcp`. Needs npm and a package index.
 CLIENTS := .clients

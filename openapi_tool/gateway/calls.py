@@ -181,6 +181,17 @@ class Gateway:
         """Return the tools that a caller may use."""
         return [tool for tool in self._tools.values() if self._offers(caller, tool)]
 
+    def may_call(self, caller: Caller, name: str) -> bool:
+        """Return whether a caller may call a tool, by its name for clients; also a stored result is for these only."""
+        tool = self._tools.get(name)
+        if tool is None or not self._offers(caller, tool):
+            return False
+        try:
+            self._switches.check(caller.project_id, tool.definition.tool_name)
+        except ToolNotAvailable:
+            return False
+        return True
+
     def _offers(self, caller: Caller, tool: GatewayTool) -> bool:
         permitted = self._policy().permits_in
         return caller.may_call(tool.name) and permitted(caller.project_id, tool.definition.built_in)

@@ -128,6 +128,13 @@ class Access:
         if self._metadata and scope["path"] in self._metadata.paths and scope["method"] in ("GET", "HEAD"):
             await self._metadata.response(scope, receive, send)
             return
+        if "content-length" in headers and "transfer-encoding" in headers:  # a proxy may go by the other one
+            raise Problem(
+                HTTPStatus.BAD_REQUEST,
+                "bad_request",
+                "The request has both Content-Length and Transfer-Encoding; send one of them.",
+                close=True,
+            )
         if headers.get("content-encoding", "identity").lower() != "identity":
             raise Problem(
                 HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "bad_request", "The body must not be compressed.", close=True

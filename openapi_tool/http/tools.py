@@ -95,7 +95,7 @@ class ToolRoutes:
         name, caller = str(request.path_params["name"]), caller_of(request)
         key = request.headers.get("idempotency-key")
         try:
-            if key is None:
+            if key is None or not self._gateway.may_call(caller, name):
                 return self._response(await self._answer(request, name, arguments))
             with self._idempotency.request(caller, key, name, arguments) as once:
                 if (body := await once.result()) is not None:

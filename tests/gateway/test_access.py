@@ -153,6 +153,18 @@ async def test_a_slow_client_is_cut_off_and_others_are_served(
 
 
 @requirement("gateway.access")
+async def test_a_request_of_two_lengths_is_refused_and_ends_its_connection(serve: Serve) -> None:
+    """A proxy that goes by the other one would take the rest for another request, or for none."""
+    async with serve() as served, raw(served) as (reader, writer):
+        smuggled = b"GET /v1/tools HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        lengths = b"Content-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" % (5 + len(smuggled))
+        writer.write(b"POST /v1/tools/jina_read HTTP/1.1\r\nHost: localhost\r\n" + lengths + smuggled)
+        answer = await reader.read()
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"HTTP/1.1 ") == 1
+
+
+@requirement("gateway.access")
 async def test_a_client_that_reads_nothing_is_cut_off(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "WRITE_S", 1.0)
     request = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"

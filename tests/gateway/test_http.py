@@ -19,6 +19,7 @@ from openapi_tool.http.access import FAILED_TRIES
 from openapi_tool.http.problems import STATUS_OF_CODE
 from openapi_tool.local.stack import UpstreamDouble
 from openapi_tool.protocol import errors
+from openapi_tool.tools.switches import ALL, Switch, Switches
 from tests.gateway.conftest import PAGE, Serve, Served, until
 from tests.gateway.test_mcp import CUSTOM
 from tests.requirements import requirement
@@ -376,6 +377,22 @@ async def test_requests_with_the_same_key_at_the_same_time_run_once(serve: Serve
     async with serve() as served, served.client(**{"Idempotency-Key": "k"}) as client:
         answers = await asyncio.gather(*(client.post(READ, json={"url": PAGE}) for _ in range(3)))
     assert sorted(answer.status_code for answer in answers) == [200, 409, 409]
+    assert len(double.requests()) == 1
+
+
+@requirement("gateway.tokens")
+async def test_a_stored_result_is_only_for_a_caller_who_may_call_its_tool(serve: Serve, double: UpstreamDouble) -> None:
+    async with serve() as served:
+        key = {"Idempotency-Key": "k"}
+        async with served.client(await served.token("p", "a"), **key) as client:
+            assert (await client.post(READ, json={"url": PAGE})).status_code == 200
+        async with served.client(await served.token("p", "a", "jina_search"), **key) as client:
+            for page in (PAGE, f"{PAGE}?other"):
+                assert (await client.post(READ, json={"url": page})).status_code == 404
+        async with served.client(await served.token("p", "a"), **key) as client:
+            assert (await client.post(READ, json={"url": PAGE})).headers["Idempotent-Replayed"] == "true"
+            served.gateway.use_switches(Switches([Switch(ALL, "jina_read", "Broken.", "me", "2026-01-01T00:00:00Z")]))
+            assert (await client.post(READ, json={"url": PAGE})).status_code == 403
     assert len(double.requests()) == 1
 
 

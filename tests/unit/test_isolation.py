@@ -295,6 +295,7 @@ def test_answer_with_a_negative_cost_is_refused() -> None:
         response_result(unpack(pack({"state": {}, "usage": [-1_000_000, 0]})))
 
 
+@pytest.mark.long
 @requirement("isolation.limits")
 async def test_task_of_a_larger_response_gets_more_cpu_time() -> None:
     assert limits.cpu_s(MAX_BYTES) == 2
