@@ -764,6 +764,18 @@ GATEWAY = (
         "tests/gateway/test_mcp.py::test_a_caller_sees_and_calls_what_its_project_may_use",
     ),
     Mutation(
+        "http/tools.py",
+        "if key is None or not self._gateway.may_call(caller, name):",
+        "if key is None:",
+        "tests/gateway/test_http.py::test_a_stored_result_is_only_for_a_caller_who_may_call_its_tool",
+    ),
+    Mutation(
+        "http/access.py",
+        "if token and self._tokens.find(token) is None and not self._tokens.outdated:",
+        "if token and self._tokens.outdated:",
+        "tests/gateway/test_http.py::test_running_requests_of_a_revoked_token_end",
+    ),
+    Mutation(
         "http/access.py",
         "            held += size\n",
         "",

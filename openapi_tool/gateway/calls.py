@@ -184,13 +184,11 @@ class Gateway:
     def may_call(self, caller: Caller, name: str) -> bool:
         """Return whether a caller may call a tool, by its name for clients; also a stored result is for these only."""
         tool = self._tools.get(name)
-        if tool is None or not self._offers(caller, tool):
-            return False
-        try:
-            self._switches.check(caller.project_id, tool.definition.tool_name)
-        except ToolNotAvailable:
-            return False
-        return True
+        with suppress(ToolNotAvailable):
+            if tool is not None and self._offers(caller, tool):
+                self._switches.check(caller.project_id, tool.definition.tool_name)
+                return True
+        return False
 
     def _offers(self, caller: Caller, tool: GatewayTool) -> bool:
         permitted = self._policy().permits_in
