@@ -179,14 +179,19 @@ def barrier_type(title: str, text: str) -> str | None:
     if len(text) > _MAX_WALL_CHARS:
         return None
     title, text = _folded(title), _folded(text)
-    if kind := _wall_type(title, text):
+    of_title = _type_of_title(title)
+    if kind := _wall_type(of_title, title, text):
         return kind
-    return _short_type(title, text) if len(text) <= MAX_CHARS else None
+    return _short_type(of_title, title, text) if len(text) <= MAX_CHARS else None
 
 
 def title_type(title: str) -> str | None:
     """Return the warning type of a page by its title alone."""
-    title = _folded(title).strip(" .…")
+    return _type_of_title(_folded(title))
+
+
+def _type_of_title(title: str) -> str | None:
+    title = title.strip(" .…")
     if title in _TITLES:
         return "captcha"
     if title in _LOGINS:
@@ -194,10 +199,10 @@ def title_type(title: str) -> str | None:
     return "consent" if _CONSENT_REQUEST.fullmatch(title) else None
 
 
-def _wall_type(title: str, text: str) -> str | None:
+def _wall_type(of_title: str | None, title: str, text: str) -> str | None:
     """Return the type of a login, request for consent or cookie banner, which may have long lists of links."""
-    if (kind := title_type(title)) in ("login", "consent"):
-        return kind
+    if of_title in ("login", "consent"):
+        return of_title
     if "cookies" in text and any(map(_CONSENT_REQUEST.fullmatch, _lines(text)[:_MAX_CONSENT_LINES])):
         return "consent"
     has_cookies = _has_one(text, COOKIE_WORDS)
@@ -215,11 +220,11 @@ def _wall_type(title: str, text: str) -> str | None:
     return "login" if is_login else None
 
 
-def _short_type(title: str, text: str) -> str | None:
+def _short_type(of_title: str | None, title: str, text: str) -> str | None:
     kind = None
     if any(map(text.__contains__, STEMS)):
         kind = next((kind for kind, chars, phrases in BARRIERS if len(text) <= chars and _has_one(text, phrases)), None)
-    if kind in (None, "javascript") and len(text) <= _MAX_NOTICE_CHARS and title_type(title) == "captcha":
+    if kind in (None, "javascript") and len(text) <= _MAX_NOTICE_CHARS and of_title == "captcha":
         return "captcha"  # such a page mostly asks for JavaScript, too
     if kind is None and _is_loading(title, text):
         return "loading"

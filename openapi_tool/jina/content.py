@@ -93,10 +93,10 @@ def search_output(envelope: Mapping[str, Any], parameters: Mapping[str, Any], co
     if not kept.shown:
         text = f"{kept.none_shown()} {remarks.other_search(context.names)}"
         return ToolOutput((Item(caption=text),), {"results": []}, usage_of(envelope))
-    results, shown = kept.shown, kept.shown[:_MAX_RESULTS]
+    shown = kept.shown[:_MAX_RESULTS]
     items, facts, warned = _result_items(shown, reader, max_tokens, with_pages=with_pages)
-    if len(results) > len(shown):
-        items.append(Item(caption=f"[{counted(len(results) - len(shown), 'more result', 'left out')}.]"))
+    if len(kept.shown) > len(shown):
+        items.append(Item(caption=f"[{counted(len(kept.shown) - len(shown), 'more result', 'left out')}.]"))
     if unreadable:
         items.append(Item(caption=remarks.unreadable_results(unreadable)))
     if max_tokens and (cut := [number for number, one in enumerate(facts, start=1) if "cut_at_tokens" in one]):

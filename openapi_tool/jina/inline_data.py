@@ -28,7 +28,7 @@ def without_inline_images(texts: list[str]) -> list[str]:
     linear time; drops at most 10,000 addresses of each kind in each text.
     """
     for text in texts:
-        if "blob:" in text or _has_data(text):
+        if "blob:" in text or "data:" in text or "DATA:" in text:
             break
     else:
         return texts
@@ -43,13 +43,9 @@ def without_inline_images(texts: list[str]) -> list[str]:
 def without_inline_data(text: str) -> str:
     """Return a text with `data:TYPE,…` for each long `data:` address, wherever it is: `srcset`, `url(…)`, a reference.
 
-    Takes linear time.
+    In mixed case nobody writes it, and a search for that would take longer. Takes linear time.
     """
-    return _LONG_DATA.sub(_shortened, text) if _has_data(text) else text
-
-
-def _has_data(text: str) -> bool:
-    return "data:" in text or "DATA:" in text  # in mixed case nobody writes it, and a search for it would take longer
+    return _LONG_DATA.sub(_shortened, text) if "data:" in text or "DATA:" in text else text
 
 
 def _shortened(address: re.Match[str]) -> str:

@@ -29,6 +29,7 @@ class DeniedHosts:
 
     def __init__(self, denied: Sequence[str]) -> None:
         self._denied = suffixes(denied)
+        self.is_empty = not self._denied
         self.links = 0
 
     def has(self, address: str) -> bool:
@@ -67,19 +68,13 @@ class ShownResults:
         self, results: Sequence[Mapping[str, Any]], parameters: Mapping[str, Any], denied: DeniedHosts
     ) -> None:
         sites, excluded = suffixes(_texts(parameters.get("site"))), suffixes(_excluded(parameters))
+        of_sites: Sequence[Mapping[str, Any]] = results
+        if sites or excluded:
+            of_sites = [result for result in results if _is_of(host_of(_address(result)), sites, excluded)]
+        self.shown = of_sites if denied.is_empty else [each for each in of_sites if not denied.has(_address(each))]
         self.found = len(results)
-        self.shown: list[Mapping[str, Any]] = []
-        self.of_other_sites = self.of_denied_hosts = 0
-        for result in results:
-            address = result.get("url")
-            address = address if isinstance(address, str) else ""
-            host = host_of(address) if sites or excluded else ""
-            if (sites and not belongs_to(host, sites)) or (excluded and belongs_to(host, excluded)):
-                self.of_other_sites += 1
-            elif denied.has(address):
-                self.of_denied_hosts += 1
-            else:
-                self.shown.append(result)
+        self.of_other_sites = len(results) - len(of_sites)
+        self.of_denied_hosts = len(of_sites) - len(self.shown)
 
     def remarks(self) -> list[str]:
         """Return how many results were left out."""
@@ -103,6 +98,15 @@ def _denied(number: int) -> str:
 
 def _are(number: int) -> str:
     return "is" if number == 1 else "are"
+
+
+def _address(result: Mapping[str, Any]) -> str:
+    address = result.get("url")
+    return address if isinstance(address, str) else ""
+
+
+def _is_of(host: str, sites: tuple[str, ...], excluded: tuple[str, ...]) -> bool:
+    return not (sites and not belongs_to(host, sites)) and not (excluded and belongs_to(host, excluded))
 
 
 def _texts(value: object) -> list[str]:
