@@ -777,6 +777,18 @@ GATEWAY = (
     ),
     Mutation(
         "http/access.py",
+        "if self._of_project[project] >= self._per_project:",
+        "if not project:",
+        "tests/gateway/test_access.py::test_the_tokens_of_one_project_leave_connections_and_bodies_to_others",
+    ),
+    Mutation(
+        "http/access.py",
+        "or self._bytes_of_project[project] + size > MAX_BODIES * MAX_SHARE",
+        "",
+        "tests/gateway/test_access.py::test_the_tokens_of_one_project_leave_connections_and_bodies_to_others",
+    ),
+    Mutation(
+        "http/access.py",
         "            held += size\n",
         "",
         "tests/gateway/test_access.py::test_the_bodies_of_one_token_take_bounded_memory_and_leave_room_for_others",
@@ -801,7 +813,7 @@ GATEWAY = (
     ),
     Mutation(
         "http/access.py",
-        "if self._running[entry.counted_as] >= self._options.max_requests_per_token:",
+        "if self._of_token[token] >= self._per_token:",
         "if not entry.caller:",
         "tests/gateway/test_access.py::test_one_token_has_a_bounded_number_of_requests",
     ),
@@ -825,7 +837,7 @@ GATEWAY = (
     ),
     Mutation(
         "http/idempotency.py",
-        "if what.decode() != self._what:",
+        "if what != self._what.encode():",
         "if not what:",
         "tests/gateway/test_http.py::test_a_request_that_is_repeated_with_its_key_is_charged_once",
     ),

@@ -57,6 +57,9 @@ def disable(
 
     _change_switches(change, state)
     _show_change("disabled", switch, as_json=as_json)
+    if switch.tool_name in CATALOGUE:
+        usual = exports.registration(CATALOGUE[switch.tool_name])["tool_name"]
+        print_status(f"no built-in tool is registered as {switch.tool_name!r}, but as {usual!r}: is that one meant?")
 
 
 def enable(

@@ -14,9 +14,11 @@ from http import HTTPStatus
 from typing import Any
 
 import orjson
+from cachetools import LRUCache
 
 from openapi_tool.concurrency.background import in_background
 from openapi_tool.concurrency.fair_semaphore import FairSemaphore
+from openapi_tool.concurrency.keyed_lock import KeyedLock
 from openapi_tool.engine.call import Call
 from openapi_tool.engine.runner import ToolRunner
 from openapi_tool.gateway.state import GatewayState
@@ -46,6 +48,7 @@ from openapi_tool.tools.wording import short
 
 log = logging.getLogger(__name__)
 
+_USAGE_PAUSES, _MAX_USAGE_PAUSE_S, _MAX_USAGE_PROJECTS = 9, 10.0, 10_000
 _ABANDONED_S = 5.0
 """Seconds that a call gets to store its paid result, or to settle its cost, after its client has gone."""
 
@@ -165,6 +168,8 @@ class Gateway:
         self._policy = policy
         self._tools = tools
         self._switches = Switches()
+        self._usage_turns = KeyedLock()
+        self._usage_after: LRUCache[str, float] = LRUCache(_MAX_USAGE_PROJECTS)
         self._slots = FairSemaphore(parts.executor.concurrency)
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -210,8 +215,20 @@ class Gateway:
         return await self._parts.budgets.left(project, caller.agent_id)
 
     async def usage_of(self, caller: Caller, since: float) -> list[dict[str, Any]]:
-        """Return what a caller's calls since a time have cost, by tool. Raises Unavailable."""
-        return await self._parts.state.rows.by_tool(caller.project_id, caller.agent_id, since)
+        """Return what a caller's calls since a time have cost, by tool. Raises Unavailable.
+
+        Its project's next request then waits for nine times as long as this one took, at most ten seconds: reading many
+        rows occupies the state, which all calls need.
+        """
+        now = asyncio.get_running_loop().time
+        async with self._usage_turns.hold(caller.project_id):
+            await asyncio.sleep(max(0.0, self._usage_after.get(caller.project_id, 0.0) - now()))
+            began = now()
+            try:
+                return await self._parts.state.rows.by_tool(caller.project_id, caller.agent_id, since)
+            finally:
+                pause_s = min(_USAGE_PAUSES * (now() - began), _MAX_USAGE_PAUSE_S)
+                self._usage_after[caller.project_id] = now() + pause_s
 
     async def whole_text(self, caller: Caller, answer: Answer, max_chars: int) -> str | None:
         """Return the whole text of a truncated result without frames; None if it is not stored. Raises Unavailable."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from typing import Any
 
 import orjson
 from cachetools import LRUCache
+from pydantic import TypeAdapter, ValidationError
 
 from openapi_tool.bootstrap import Bootstrap, scoped_key
 from openapi_tool.concurrency.background import in_background
@@ -28,7 +31,6 @@ from openapi_tool.nats_records.replica_statistics import answering_stats
 from openapi_tool.nats_records.replicas import replica_count
 from openapi_tool.nats_records.session_key import shared_session_key
 from openapi_tool.nats_records.switches import SwitchMonitor
-from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.settings.model import but
 from openapi_tool.state.nats_kv import Bucket
 from openapi_tool.state.nats_stream import ListedKvRecords, Stream, held_messages
@@ -37,7 +39,10 @@ from openapi_tool.state.port import ListedRecords, Records
 from openapi_tool.telemetry.health import QUOTAS, Dependency
 from openapi_tool.tools.switches import Switches
 
+log = logging.getLogger(__name__)
+
 _HOUR_S = 3_600
+_ROW = TypeAdapter(CallRow)
 _MIB = 2**20
 _MAX_SUMMED = 500
 """Agents of which a process remembers sums."""
@@ -210,11 +215,20 @@ class NatsRows:
         with self._patience.errors():
             async with aclosing(held):
                 async for each in held:
-                    yield each.sequence, _decoded(each.data)
+                    if (row := _decoded(each.data)) is not None:
+                        yield each.sequence, row
 
 
-def _decoded(data: bytes) -> CallRow:
+def _decoded(data: bytes) -> CallRow | None:
+    """Return a row; None for what is damaged or of a newer version, which else would hide all others for good."""
     try:
-        return CallRow(**orjson.loads(data))
-    except (TypeError, ValueError):
-        raise Unavailable(f"NATS: a message in {CALLS.name} is no row of a call, or of a newer version") from None
+        row = _ROW.validate_json(data, strict=True)
+        datetime.fromtimestamp(row.at, UTC)
+    except (ValidationError, ValueError, OverflowError):
+        log.warning(
+            "a message in %s is no row of a call, or of a newer version; it is not counted",
+            CALLS.name,
+            extra={"action": "rows.unreadable"},
+        )
+        return None
+    return row

@@ -12,7 +12,6 @@ import orjson
 from openapi_tool.protocol.cards import StoredText
 from openapi_tool.protocol.identity import CallIdentity
 from openapi_tool.protocol.records import Artifact
-from openapi_tool.protocol.result_objects import ErrorObject
 from openapi_tool.state.port import Texts, TextSets
 from openapi_tool.tools.argument_names import fold
 from openapi_tool.tools.definition import ToolDefinition
@@ -130,7 +129,7 @@ class CallRow:
     session: str | None
     tool: str
     status: str
-    error: ErrorObject | None
+    error: Mapping[str, Any] | None
     tokens: int
     requests: int
     cached: bool
@@ -142,7 +141,7 @@ class CallRow:
     @property
     def error_code(self) -> str | None:
         """Code of its error; None if it succeeded."""
-        return self.error["code"] if self.error else CANCELLED if self.status == CANCELLED else None
+        return str(self.error.get("code")) if self.error else CANCELLED if self.status == CANCELLED else None
 
     @property
     def values(self) -> tuple[object, ...]:

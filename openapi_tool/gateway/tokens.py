@@ -59,6 +59,7 @@ def _check_id(name: str) -> str:
 
 
 Id = Annotated[str, AfterValidator(_check_id)]
+Time = Annotated[float, Field(ge=0, le=253_402_300_799)]  # until the year 9999, for which a date can be shown
 Pattern = Annotated[str, Field(min_length=1, max_length=200)]
 
 
@@ -73,11 +74,11 @@ class Token:
     hash: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     project: Id
     agent: Id
-    created: float
+    created: Time
     tools: Annotated[tuple[Pattern, ...], Field(min_length=1, max_length=100)] = ("*",)
     any_agent: bool = False
-    expires: float | None = None
-    revoked: float | None = None
+    expires: Time | None = None
+    revoked: Time | None = None
 
     def usable(self, now: float) -> bool:
         """Return whether the token is neither revoked nor expired."""
@@ -137,10 +138,19 @@ class StoredTokens:
 
     def __init__(self, records: ListedRecords) -> None:
         self._records = records
+        self._unreadable: set[str] = set()
 
     async def all(self) -> dict[str, Token]:
         """See `TokenStore`."""
-        return {token_id: _decoded(token_id, value) for token_id, value in (await self._records.all()).items()}
+        tokens = {}
+        for token_id, value in (await self._records.all()).items():
+            try:
+                tokens[token_id] = _decoded(token_id, value)
+            except TokensInvalid as invalid:  # this one is refused; the others are not affected
+                if token_id not in self._unreadable:
+                    self._unreadable.add(token_id)
+                    log.error("%s", invalid, extra={"action": "token.unreadable"})  # noqa: TRY400 - no defect
+        return tokens
 
     async def add(self, token_id: str, token: Token) -> None:
         """See `TokenStore`."""

@@ -40,6 +40,9 @@ MAX_TOKENS_BODIES, MAX_BODIES = 16 * 2**20, 64 * 2**20
 """Bytes of the bodies of requests that are received or run, of one token and in all; parsed they take several times as
 much memory."""
 
+MAX_SHARE = 7 / 8
+"""What one project may have of all connections and bodies, with all its tokens: the rest is left to the others."""
+
 FAILED_TRIES, FAILED_TRIES_S = 20, 60.0
 """Wrong tokens of one address in this time, after which further ones are not answered as such."""
 
@@ -81,6 +84,61 @@ class _Entry:
     token: str = ""
 
 
+class _Running:
+    """Requests that are not answered yet, and the bytes of their bodies, by token and by project."""
+
+    def __init__(self, options: GatewayOptions) -> None:
+        self._per_token = options.max_requests_per_token
+        self._per_project = int(options.max_connections * MAX_SHARE)
+        self._of_token, self._of_project = Counter[str](), Counter[str]()
+        self._bytes_of_token, self._bytes_of_project = Counter[str](), Counter[str]()
+
+    @contextmanager
+    def counted(self, entry: _Entry) -> Iterator[Callable[[int], None]]:
+        """Count a request while the context is open; yield what counts bytes of its body. Both raise Problem."""
+        token, project, held = entry.counted_as, entry.caller.project_id, 0
+        if self._of_token[token] >= self._per_token:
+            raise _too_many(f"This token has {self._per_token} requests that are not answered yet")
+        if self._of_project[project] >= self._per_project:
+            raise _too_many(f"This project has {self._per_project} requests that are not answered yet")
+
+        def hold(size: int) -> None:
+            nonlocal held
+            if (
+                self._bytes_of_token[token] + size > MAX_TOKENS_BODIES
+                or self._bytes_of_project[project] + size > MAX_BODIES * MAX_SHARE
+                or self._bytes_of_project.total() + size > MAX_BODIES
+            ):
+                raise _too_many("The bodies of running requests are too large together")
+            self._bytes_of_token[token] += size
+            self._bytes_of_project[project] += size
+            held += size
+
+        self._of_token[token] += 1
+        self._of_project[project] += 1
+        try:
+            yield hold
+        finally:
+            self._of_token[token] -= 1
+            self._of_project[project] -= 1
+            self._bytes_of_token[token] -= held
+            self._bytes_of_project[project] -= held
+            if not self._of_token[token]:
+                del self._of_token[token], self._bytes_of_token[token]
+            if not self._of_project[project]:
+                del self._of_project[project], self._bytes_of_project[project]
+
+
+def _too_many(what: str) -> Problem:
+    return Problem(
+        HTTPStatus.TOO_MANY_REQUESTS,
+        "rate_limited",
+        f"{what}; call again in a few seconds, with less at a time.",
+        headers={"Retry-After": "2"},
+        close=True,
+    )
+
+
 class Access:
     """ASGI middleware: checks host, origin, token and size of a request, and gives the app its caller and its body.
 
@@ -105,8 +163,7 @@ class Access:
         self._connections = connections
         self._open_to_all = open_to_all
         self._failed = FailedTries()
-        self._running: Counter[str] = Counter()
-        self._bodies: Counter[str] = Counter()
+        self._running = _Running(options)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -140,32 +197,7 @@ class Access:
                 HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "bad_request", "The body must not be compressed.", close=True
             )
         entry = await self._entry(scope, headers)
-        if self._running[entry.counted_as] >= self._options.max_requests_per_token:
-            raise Problem(
-                HTTPStatus.TOO_MANY_REQUESTS,
-                "rate_limited",
-                f"This token has {self._options.max_requests_per_token} requests that are not answered yet; "
-                "call again in a few seconds, with fewer at a time.",
-                headers={"Retry-After": "2"},
-                close=True,
-            )
-        self._running[entry.counted_as] += 1
-        held = 0
-
-        def hold(size: int) -> None:
-            nonlocal held
-            if self._bodies[entry.counted_as] + size > MAX_TOKENS_BODIES or self._bodies.total() + size > MAX_BODIES:
-                raise Problem(
-                    HTTPStatus.TOO_MANY_REQUESTS,
-                    "rate_limited",
-                    "The bodies of running requests are too large together; call again in a few seconds, with less.",
-                    headers={"Retry-After": "2"},
-                    close=True,
-                )
-            self._bodies[entry.counted_as] += size
-            held += size
-
-        try:
+        with self._running.counted(entry) as hold:
             body = await read_body(headers, receive, hold)
             if body is None:
                 return  # the client is gone
@@ -173,11 +205,6 @@ class Access:
             scope.setdefault("state", {})["caller"] = entry.caller
             with self._ending_with(entry.token, connection):
                 await self._app(scope, _with_body(body, receive), send)
-        finally:
-            self._running[entry.counted_as] -= 1
-            self._bodies[entry.counted_as] -= held
-            if not self._running[entry.counted_as]:
-                del self._running[entry.counted_as], self._bodies[entry.counted_as]
 
     @contextmanager
     def _ending_with(self, token: str, connection: Connection) -> Iterator[None]:

@@ -69,7 +69,7 @@ class IdempotentRequest:
         if record is None:
             return None
         what, _, body = record.partition(b"\n")
-        if what.decode() != self._what:
+        if what != self._what.encode():
             raise Problem(
                 HTTPStatus.UNPROCESSABLE_ENTITY,
                 "bad_request",

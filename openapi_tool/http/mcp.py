@@ -19,9 +19,10 @@ class McpDoor:
 
     def __init__(self, gateway: Gateway, *, structured: bool) -> None:
         self.server = McpServer(gateway, _caller, structured=structured)
-        # Host, Origin and size are checked by `Access`.
+        # Host, Origin and size are checked by `Access`. No instructions: they are the same for all, and each caller has
+        # tools of its own.
         self.manager = StreamableHTTPSessionManager(
-            self.server.server(gateway.tools), stateless=True, max_request_body_size=MAX_BODY_BYTES
+            self.server.server([]), stateless=True, max_request_body_size=MAX_BODY_BYTES
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -22,6 +22,7 @@ from openapi_tool.state.nats_kv import MAX_VALUE_BYTES, Bucket
 TIMEOUT_S = 2.0
 _PAUSE_S = 5.0
 _HEADERS_BYTES = 4 * 1024
+_MAX_PARTS = 256
 
 
 class Patience:
@@ -74,6 +75,8 @@ class PartedTexts:
             try:
                 opened = await self._patience.client.jetstream(timeout=TIMEOUT_S).key_value(self.bucket.name)
                 number, _, text = ((await opened.get(f"{name}.0")).value or b"").partition(b"\n")
+                if not (number.isdigit() and len(number) <= len(str(_MAX_PARTS)) and int(number) <= _MAX_PARTS):
+                    return None  # damaged
                 rest = (opened.get(f"{name}.{part}") for part in range(1, int(number)))
                 return b"".join([text, *(part.value or b"" for part in await asyncio.gather(*rest))])
             except (BucketNotFoundError, KeyNotFoundError):  # no such bucket, or a part has expired

@@ -298,10 +298,13 @@ def _drop_expired(connection: sqlite3.Connection, now: float) -> None:
 
 
 def _drop_excess(connection: sqlite3.Connection) -> None:
+    """Delete texts beyond the limit: of the largest bucket first, so that no flood of one kind takes all of another."""
     excess = _one(connection, "SELECT coalesce(sum(bytes), 0) FROM texts") - MAX_TEXTS_BYTES
     if excess <= 0:
         return
-    for rowid, size in connection.execute("SELECT rowid, bytes FROM texts ORDER BY expires").fetchall():
+    largest = "SELECT bucket FROM texts GROUP BY bucket ORDER BY sum(bytes) DESC LIMIT 1"
+    ordered = f"SELECT rowid, bytes FROM texts ORDER BY bucket = ({largest}) DESC, expires"  # noqa: S608 - a constant
+    for rowid, size in connection.execute(ordered).fetchall():
         if excess <= 0:
             return
         connection.execute("DELETE FROM texts WHERE rowid = ?", (rowid,))

@@ -233,6 +233,36 @@ async def test_the_bodies_of_one_token_take_bounded_memory_and_leave_room_for_ot
             assert large.status_code == 400
 
 
+@requirement("gateway.access")
+async def test_the_tokens_of_one_project_leave_connections_and_bodies_to_others(
+    serve: Serve, double: UpstreamDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access, "MAX_BODIES", 8 * 1_000)
+    double.rules({"match": "article", "hang": True})
+    async with serve(gateway={"max_connections": 16}) as served:
+        flooding = [await served.token("p", f"a{number}") for number in range(3)]
+        other = await served.token("q", "b")
+        async with AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(served.client(token)) for token in flooding]
+            calls = [asyncio.create_task(clients[n % 3].post(READ, json={"url": f"{PAGE}?{n}"})) for n in range(15)]
+            await until(lambda: any(call.done() for call in calls))
+            refused = next(call for call in calls if call.done()).result()
+            assert (refused.status_code, "This project has 14 requests" in refused.json()["detail"]) == (429, True)
+            async with served.client(other) as client:
+                assert (await client.get("/v1/tools")).status_code == 200
+            for call in calls:
+                call.cancel()
+        await until(lambda: served.gateway.running == 0)
+        async with AsyncExitStack() as stack:
+            for token in flooding:
+                _, writer = await stack.enter_async_context(raw(served))
+                head = f"POST {READ} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n"
+                writer.write(f"{head}Content-Length: 3001\r\n\r\n".encode() + b" " * 3_000)
+            async with served.client(other) as client:
+                read = await client.post(READ, content=b" " * 900, headers={"Content-Type": JSON})
+                assert read.status_code == 400
+
+
 @requirement("gateway.access", "gateway.tokens")
 async def test_wrong_tokens_do_not_lock_a_right_one_out_whatever_its_address(serve: Serve) -> None:
     async with serve() as served:

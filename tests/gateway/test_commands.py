@@ -171,6 +171,14 @@ async def test_a_disabled_tool_fails_with_the_reason_within_two_seconds_and_cost
     assert len(double.requests()) == 1
 
 
+@requirement("switches")
+async def test_the_name_of_an_operation_instead_of_its_tool_is_pointed_out(state: Path, run: Run) -> None:
+    StateFile.open(state)
+    for name, pointed_out in (("jina.read", True), ("jina_read", False)):
+        done = await run("tools", "disable", name, "--all-projects", "--reason", "Broken.")
+        assert (done.exit_code, "but as 'jina_read'" in done.stderr) == (0, pointed_out)
+
+
 async def store(state: Path, value: bytes | str, key: str) -> None:
     """Write a shared record as only a defect, or somebody with the file, could."""
     async with aclosing(StateFile.open(state)) as opened_state:

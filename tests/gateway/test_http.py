@@ -14,6 +14,7 @@ import httpx
 import jsonschema_rs
 import pytest
 
+from openapi_tool.gateway.file_state import FileRows
 from openapi_tool.gateway.tokens import StoredTokens
 from openapi_tool.http.access import FAILED_TRIES
 from openapi_tool.http.problems import STATUS_OF_CODE
@@ -378,6 +379,32 @@ async def test_requests_with_the_same_key_at_the_same_time_run_once(serve: Serve
         answers = await asyncio.gather(*(client.post(READ, json={"url": PAGE}) for _ in range(3)))
     assert sorted(answer.status_code for answer in answers) == [200, 409, 409]
     assert len(double.requests()) == 1
+
+
+@requirement("gateway.access")
+async def test_costly_requests_for_usage_of_one_project_leave_the_state_to_others(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began: list[str] = []
+    by_tool = FileRows.by_tool
+
+    async def slow(self: FileRows, project: str, agent: str, since: float) -> list[dict[str, Any]]:
+        began.append(project)
+        await asyncio.sleep(0.1)
+        return await by_tool(self, project, agent, since)
+
+    monkeypatch.setattr(FileRows, "by_tool", slow)
+    async with serve() as served:
+        flood, other = await served.token("p", "a"), await served.token("q", "b")
+        async with served.client(flood) as client, served.client(other) as quiet:
+            asking = [asyncio.create_task(client.get("/v1/usage")) for _ in range(5)]
+            await until(lambda: began == ["p"])
+            assert (await quiet.get("/v1/usage")).status_code == 200
+            await asyncio.sleep(0.4)
+            assert began == ["p", "q"], "the next one waits for nine times as long as the first took"
+            assert (await asyncio.wait(asking, timeout=10, return_when=asyncio.FIRST_COMPLETED))[0]
+            for each in asking:
+                each.cancel()
 
 
 @requirement("gateway.tokens")

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -228,6 +229,62 @@ async def test_a_text_of_any_size_is_stored_in_parts(server: NatsServer, size: i
         assert await texts.get("more19") == b"x" * 700_000
         await texts.delete("more19")
         assert await texts.get("more19") is None
+
+
+@requirement("state.texts")
+@pytest.mark.parametrize("damaged", [b"", b"x\nabc", b"1.5\nq", b"-1\nq", b"999999999\nq", "\u0661\nq".encode()])
+async def test_a_damaged_text_is_none(server: NatsServer, damaged: bytes) -> None:
+    async with patience(server) as available:
+        texts = PartedTexts(available, Bucket("texts", ttl_s=60, max_bytes=8 * 2**20, drops_oldest=True))
+        await texts.put("a", b"text")
+        bucket = await available.client.jetstream().key_value("texts")
+        await bucket.put("a.0", damaged)
+        assert await texts.get("a") is None
+
+
+@requirement("gateway.replicated")
+async def test_a_damaged_row_hides_no_other(server: NatsServer) -> None:
+    async with patience(server) as available:
+        rows, jetstream = NatsRows(available), available.client.jetstream()
+        await rows.store(row(0))
+        good = asdict(row(1))
+        values: list[Any] = [
+            {"at": "now"},
+            {"at": -1e30},
+            {"at": 1e300},
+            {"tokens": None},
+            {"tokens": "9"},
+            {"tool": ["t"]},
+            {"error": "text"},
+            {"more": 1},
+        ]
+        for number, changed in enumerate(values):
+            await jetstream.publish(f"{CALLS.prefix}.p.a.tc_x{number}", json.dumps(good | changed).encode())
+        await jetstream.publish(f"{CALLS.prefix}.p.a.tc_y", b"\xff")
+        await jetstream.publish(f"{CALLS.prefix}.p.a.tc_z", json.dumps(good).replace(str(good["at"]), "NaN").encode())
+        await rows.store(row(2))
+        [found] = await NatsRows(available).by_tool("p", "a", 0)
+        assert found["calls"] >= 2
+        assert found["tokens"] == 10 * found["calls"]
+
+
+@requirement("gateway.tokens")
+@pytest.mark.parametrize("damaged", [b"{", b'{"created": 1e300}', b'{"hash": 1}'])
+async def test_a_damaged_record_of_a_token_affects_no_other(server: NatsServer, damaged: bytes) -> None:
+    async with patience(server) as available:
+        records = stored_tokens(available.client, 1)
+        store = StoredTokens(records)
+        text, token_id, token = new_token("p", "a", ("*",), any_agent=False, expires=None)
+        broken, broken_id, record = new_token("p", "b", ("*",), any_agent=False, expires=None)
+        await store.add(token_id, token)
+        await store.add(broken_id, record)
+        tokens = Tokens([store])
+        await tokens.load()
+        assert tokens.find(broken)
+        await records.put(broken_id, damaged)
+        assert await tokens.refresh() == ""
+        assert tokens.find(text)
+        assert tokens.find(broken) is None
 
 
 def row(number: int, agent: str = "a", **more: Any) -> CallRow:

@@ -368,6 +368,17 @@ async def test_texts_beyond_the_limit_leave_the_oldest_first(monkeypatch: pytest
         assert [await texts.get(name) is not None for name in "abc"] == [False, True, True]
 
 
+async def test_texts_of_one_kind_do_not_take_the_place_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite, "MAX_TEXTS_BYTES", 2_500)
+    async with aclosing(StateFile.open(MEMORY)) as state:
+        soon, later = state.texts("soon", 60), state.texts("later", 6_000)
+        await soon.put("result", bytes(500))
+        for name in "abc":
+            await later.put(name, bytes(1_000))
+        assert await soon.get("result") is not None
+        assert [await later.get(name) is not None for name in "abc"] == [False, True, True]
+
+
 async def test_a_text_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite, "MAX_TEXT_BYTES", 10)
     async with aclosing(StateFile.open(MEMORY)) as state:
