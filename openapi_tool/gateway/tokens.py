@@ -149,7 +149,7 @@ class StoredTokens:
             except TokensInvalid as invalid:  # this one is refused; the others are not affected
                 if token_id not in self._unreadable:
                     self._unreadable.add(token_id)
-                    log.error("%s", invalid, extra={"action": "token.unreadable"})  # noqa: TRY400 - no defect
+                    log.error("refusing one token: %s", invalid, extra={"action": "token.unreadable"})  # noqa: TRY400 - no defect
         return tokens
 
     async def add(self, token_id: str, token: Token) -> None:
