@@ -76,9 +76,11 @@ def usable_keys(document: bytes) -> dict[str, tuple[Any, str]]:
     """Return the keys of a JWKS that may sign access tokens, with their algorithm. Raises Unavailable."""
     try:
         listed = orjson.loads(document)["keys"]
-        given = {str(each["kid"]): each for each in listed[:MAX_KEYS] if isinstance(each, dict) and each.get("kid")}
     except (ValueError, KeyError, TypeError):
-        raise Unavailable("it is no JWKS: an object with a list `keys`") from None
+        listed = None
+    if not isinstance(listed, list):
+        raise Unavailable("it is no JWKS: an object with a list `keys`")
+    given = {str(each["kid"]): each for each in listed[:MAX_KEYS] if isinstance(each, dict) and each.get("kid")}
     keys = {}
     for key_id, key in given.items():
         algorithm = _ALGORITHM.get(str(key.get("kty")))
