@@ -153,7 +153,9 @@ async def test_without_the_issuer_its_last_known_keys_count_for_a_bounded_time()
 
 
 @requirement("gateway.oauth")
-@pytest.mark.parametrize("document", [b"", b"[]", b"{}", b'{"keys": 5}', b'{"keys": "abc"}', b'{"keys": {"a": {}}}', b"<html>"])
+@pytest.mark.parametrize(
+    "document", [b"", b"[]", b"{}", b'{"keys": 5}', b'{"keys": "abc"}', b'{"keys": {"a": {}}}', b"<html>"]
+)
 def test_a_document_without_keys_is_refused(document: bytes) -> None:
     with pytest.raises(Unavailable, match="no JWKS"):
         usable_keys(document)
