@@ -20,7 +20,7 @@ def private_names(package: Path) -> dict[str, set[str]]:
     for path in sorted(package.rglob("*.py")):
         module = str(path.relative_to(package))
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        names = {name for name in _attributes(tree) if name not in _defined(tree)}
+        names = {*_attributes(tree)} - _defined(tree)
         names |= {*_imported(tree), *_inherited(tree, f"{_OWN}.{module.removesuffix('.py').replace('/', '.')}")}
         if names:
             found[module] = names
@@ -29,7 +29,7 @@ def private_names(package: Path) -> dict[str, set[str]]:
 
 def _defined(tree: ast.Module) -> set[str]:
     """Return the functions and attributes that a module defines."""
-    names = set()
+    names: set[str] = set()
     for node in ast.walk(tree):
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):

@@ -91,7 +91,8 @@ def test_a_dependency_whose_private_names_are_used_is_of_one_minor_version(name:
 
 
 def test_private_names_of_dependencies_are_used_in_one_module_for_each_pinned_one() -> None:
-    assert private_names(PACKAGE) == {
+    names = private_names(PACKAGE)
+    assert names == {
         "jina/connections.py": {"_create_connection", "_factory", "_retry_connection"},
         "nats_client/client.py": {
             *("_build_message", "_close", "_connect_command", "_current_server", "_id", "_io_writer", "_pending"),
@@ -100,7 +101,7 @@ def test_private_names_of_dependencies_are_used_in_one_module_for_each_pinned_on
             *("_server_info", "_stop_processing", "_transport", "_ws"),
         },
     }
-    assert len(PINNED) == len(private_names(PACKAGE))
+    assert len(PINNED) == len(names)
 
 
 @pytest.mark.parametrize("found", ["2.15.0", "2.17.0", "3.0.0", "2.160.0"])
