@@ -104,7 +104,7 @@ async def test_worker_has_no_environment_no_files_and_limits(
         running = asyncio.create_task(run(pool, SLOW))
         child = await child_of(pool)
         async with asyncio.timeout(WAIT_S):
-            while len(sockets_of(child.pid)) > 1:  # it closes its worker's socket first of all
+            while len(sockets_of(child.pid)) > 1:  # noqa: ASYNC110 - it closes its worker's socket first of all
                 await asyncio.sleep(0.001)
         for pid in (*pool.pids, child.pid):
             process, files = psutil.Process(pid), of_process(pid)
