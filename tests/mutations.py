@@ -771,9 +771,15 @@ GATEWAY = (
     ),
     Mutation(
         "http/access.py",
-        "if token and self._tokens.find(token) is None and not self._tokens.outdated:",
-        "if token and self._tokens.outdated:",
+        "lambda: tokens.find(text) is None and not tokens.outdated",
+        "lambda: tokens.outdated",
         "tests/gateway/test_http.py::test_running_requests_of_a_revoked_token_end",
+    ),
+    Mutation(
+        "http/access.py",
+        "lambda: time.time() > ends",
+        "lambda: False",
+        "tests/gateway/test_oauth.py::test_a_stream_ends_after_its_jwt",
     ),
     Mutation(
         "http/access.py",

@@ -13,6 +13,7 @@ import jwt
 import orjson
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 
+from openapi_tool.concurrency.background import in_background
 from openapi_tool.gateway.calls import Caller
 from openapi_tool.gateway.tokens import MAX_AGENT_CHARS, ClaimUnusable, JwtRefused
 from openapi_tool.options.oauth import OauthOptions
@@ -25,7 +26,9 @@ MAX_KEYS = 100
 FRESH_S, RETRY_S = 600.0, 30.0
 """Age from which the keys are read again; the shortest time between two attempts, also for an unknown key."""
 
-_LEEWAY_S = 30.0
+LEEWAY_S = 30.0
+"""By how much the clocks of issuer and gateway may differ."""
+
 _MAX_JWT_CHARS = 8_192
 _MIN_RSA_BITS = 2_048
 _PARTS = 3
@@ -44,14 +47,18 @@ class Keys:
         self._read, self._grace_s, self._clock = read, grace_s, clock
         self._keys: dict[str, tuple[Any, str]] = {}
         self._read_at = self._tried_at = -math.inf
-        self._reading = asyncio.Lock()
+        self._loading: asyncio.Task[None] | None = None
 
     async def find(self, key_id: str) -> tuple[Any, str] | None:
-        """Return a key and its algorithm. Raises Unavailable if the keys could not be read for too long."""
-        if key_id not in self._keys or self._age > FRESH_S:
-            async with self._reading:  # who waited finds what the other one has read
-                if (key_id not in self._keys or self._age > FRESH_S) and self._clock() - self._tried_at >= RETRY_S:
-                    await self._load()
+        """Return a key and its algorithm. Raises Unavailable if the keys could not be read for too long.
+
+        Only an unknown key waits for the issuer, which may not answer: known ones are read again in the background.
+        """
+        known = key_id in self._keys
+        if (not known or self._age > FRESH_S) and self._loading is None and self._clock() - self._tried_at >= RETRY_S:
+            self._loading = in_background(self._load(), "keys of the issuer")
+        if self._loading is not None and (not known or self._age > FRESH_S + self._grace_s):
+            await asyncio.shield(self._loading)
         if self._age > FRESH_S + self._grace_s:
             raise Unavailable("the keys of the issuer cannot be read")
         return self._keys.get(key_id)
@@ -62,6 +69,12 @@ class Keys:
 
     async def _load(self) -> None:
         self._tried_at = self._clock()
+        try:
+            await self._read_keys()
+        finally:
+            self._loading = None
+
+    async def _read_keys(self) -> None:
         try:
             self._keys = usable_keys(await self._read())
         except Unavailable as error:
@@ -118,11 +131,14 @@ class Jwts:
         """Return whether a text has the form of a JWT, which no token of `openapi-tool tokens` has."""
         return text.count(".") == _PARTS - 1
 
-    async def caller(self, text: str) -> Caller:
-        """Return who calls. Raises JwtRefused; Unavailable if it cannot be checked."""
+    async def caller(self, text: str) -> tuple[Caller, float]:
+        """Return who calls, and until when, in seconds since 1970. Raises JwtRefused, ClaimUnusable.
+
+        Raises Unavailable if it cannot be checked.
+        """
         claims = await self._claims(text)
         project, agent = (self._id(claims, name) for name in (self.options.project_claim, self.options.agent_claim))
-        return Caller(project, agent)
+        return Caller(project, agent), float(claims["exp"]) + LEEWAY_S
 
     async def _claims(self, text: str) -> Mapping[str, Any]:
         if len(text) > _MAX_JWT_CHARS:
@@ -138,7 +154,7 @@ class Jwts:
                 algorithms=[key[1]],  # the key's own, whatever the token says
                 audience=self.options.audience or self.options.resource,
                 issuer=self.options.issuer,
-                leeway=_LEEWAY_S,
+                leeway=LEEWAY_S,
                 options={"require": ["exp", "iss", "aud"]},
             )
         except (jwt.PyJWTError, ValueError, TypeError):

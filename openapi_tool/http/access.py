@@ -23,7 +23,7 @@ from openapi_tool.gateway.tokens import MAX_AGENT_CHARS, ClaimUnusable, JwtRefus
 from openapi_tool.host_names import host_of_header, is_internal
 from openapi_tool.http.connections import Connection, Connections
 from openapi_tool.http.oauth import ResourceMetadata
-from openapi_tool.http.problems import Problem
+from openapi_tool.http.problems import Problem, nothing_there
 from openapi_tool.options.gateway import GatewayOptions
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.subjects import is_token
@@ -77,11 +77,11 @@ class FailedTries:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A caller, the name by which its requests are counted, and its token of this gateway, empty without one."""
+    """A caller, the name by which its requests are counted, and what tells that its token is valid no longer."""
 
     caller: Caller
     counted_as: str
-    token: str = ""
+    has_ended: Callable[[], bool]
 
 
 class _Running:
@@ -180,6 +180,8 @@ class Access:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, connection: Connection) -> None:
         headers = Headers(scope=scope)
+        if b"%" in scope["raw_path"]:  # none needs it, and a proxy's rule for paths may not decode it
+            raise nothing_there()
         self._check_host(headers)
         self._check_origin(headers)
         if self._metadata and scope["path"] in self._metadata.paths and scope["method"] in ("GET", "HEAD"):
@@ -203,29 +205,8 @@ class Access:
                 return  # the client is gone
             connection.received()
             scope.setdefault("state", {})["caller"] = entry.caller
-            with self._ending_with(entry.token, connection):
+            with _ending_with(entry, connection):
                 await self._app(scope, _with_body(body, receive), send)
-
-    @contextmanager
-    def _ending_with(self, token: str, connection: Connection) -> Iterator[None]:
-        """While the context is open close the connection once its token has been revoked or has expired.
-
-        Else a stream of MCP would stay open with it.
-        """
-        call_later, next_check = asyncio.get_running_loop().call_later, None
-
-        def check() -> None:
-            nonlocal next_check
-            if token and self._tokens.find(token) is None and not self._tokens.outdated:
-                connection.abort()
-            else:
-                next_check = call_later(_TOKEN_CHECK_S, check)
-
-        next_check = call_later(_TOKEN_CHECK_S, check)
-        try:
-            yield
-        finally:
-            next_check.cancel()
 
     def _check_host(self, headers: Headers) -> None:
         given = headers.getlist("host")
@@ -253,16 +234,17 @@ class Access:
         """Return the caller. Raises Problem."""
         self._open_to_all = self._open_to_all and not len(self._tokens)
         if self._open_to_all:
-            return _Entry(NOBODY, "")
+            return _Entry(NOBODY, "", has_ended=lambda: False)
         given = headers.getlist("authorization")
         scheme, _, text = given[0].partition(" ") if len(given) == 1 else ("", "", "")
         if self._jwts is not None and scheme.lower() == "bearer" and self._jwts.is_one(text):
             return await self._jwt_entry(self._jwts, text.strip(), headers)
-        found = self._tokens.find(text.strip()) if scheme.lower() == "bearer" else None
+        text = text.strip()
+        found = self._tokens.find(text) if scheme.lower() == "bearer" else None
         if found is None and self._tokens.outdated:
             raise _unchecked("the state of this gateway")
         if found is None:
-            raise self._refusal(str(scope["client"][0]), text.strip(), tried=bool(given))
+            raise self._refusal(str(scope["client"][0]), text, tried=bool(given))
         token_id, token = found
         agents = headers.getlist("x-agent-id")
         agent = agents[0] if agents else token.agent
@@ -280,7 +262,8 @@ class Access:
                 "This token may not name an agent: leave X-Agent-Id out, or create a token with --any-agent.",
                 close=True,
             )
-        return _Entry(Caller(token.project, agent, token.tools), token_id, text.strip())
+        caller, tokens = Caller(token.project, agent, token.tools), self._tokens
+        return _Entry(caller, token_id, lambda: tokens.find(text) is None and not tokens.outdated)
 
     async def _jwt_entry(self, jwts: Jwts, text: str, headers: Headers) -> _Entry:
         """Return the caller of a JWT. Raises Problem.
@@ -288,7 +271,7 @@ class Access:
         Wrong ones are not counted: none can be guessed, and behind a proxy many expire at once.
         """
         try:
-            caller = await jwts.caller(text)
+            caller, valid_until = await jwts.caller(text)
         except ClaimUnusable as unusable:
             raise Problem(HTTPStatus.FORBIDDEN, "forbidden", str(unusable), close=True) from None
         except JwtRefused:
@@ -302,7 +285,8 @@ class Access:
                 "This token may not name an agent: leave X-Agent-Id out.",
                 close=True,
             )
-        return _Entry(caller, f"{caller.project_id} {caller.agent_id}")
+        ends = valid_until + self._options.call_timeout_s  # a call that began in time is answered
+        return _Entry(caller, f"{caller.project_id} {caller.agent_id}", lambda: time.time() > ends)
 
     def _refusal(self, address: str, token: str, *, tried: bool) -> Problem:
         """Return the problem of a request without a right token; the reason is not told, as it would help to guess."""
@@ -335,6 +319,28 @@ class Access:
             what = f"the token {token_id}, which is {'expired' if token.revoked is None else 'revoked'}"
             ids = {"project_id": token.project, "agent_id": token.agent}
         log.warning("refused %s", what, extra={"action": "token.refused", "address": address, **ids})
+
+
+@contextmanager
+def _ending_with(entry: _Entry, connection: Connection) -> Iterator[None]:
+    """While the context is open close the connection once its token has been revoked or has expired.
+
+    Else a stream of MCP would stay open with it.
+    """
+    call_later, next_check = asyncio.get_running_loop().call_later, None
+
+    def check() -> None:
+        nonlocal next_check
+        if entry.has_ended():
+            connection.abort()
+        else:
+            next_check = call_later(_TOKEN_CHECK_S, check)
+
+    next_check = call_later(_TOKEN_CHECK_S, check)
+    try:
+        yield
+    finally:
+        next_check.cancel()
 
 
 def _unchecked(what: str) -> Problem:

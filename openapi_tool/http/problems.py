@@ -91,6 +91,13 @@ def failed_call(answer: Answer) -> Response:
     return _response(status, code, message, {**error, **more}, headers)
 
 
+def nothing_there() -> Problem:
+    """Return the problem of a request to an unknown path."""
+    return Problem(
+        HTTPStatus.NOT_FOUND, "not_found", "There is nothing at this path; /openapi.json lists the operations."
+    )
+
+
 async def on_problem(request: Request, error: Exception) -> Response:
     """Return the response of a refused request (a handler of Starlette)."""
     del request
@@ -98,7 +105,6 @@ async def on_problem(request: Request, error: Exception) -> Response:
         return error.response
     status = HTTPStatus(error.status_code) if isinstance(error, HTTPException) else HTTPStatus.INTERNAL_SERVER_ERROR
     if status is HTTPStatus.NOT_FOUND:
-        missing = Problem(status, "not_found", "There is nothing at this path; /openapi.json lists the operations.")
-        return missing.response
+        return nothing_there().response
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
     return Problem(status, "bad_request", f"{status.phrase}: see /openapi.json.", headers=headers).response

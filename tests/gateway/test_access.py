@@ -320,6 +320,8 @@ async def test_no_header_of_a_request_becomes_one_of_the_response(serve: Serve, 
         "//v1/tools/jina_read",
         "/v1/tools/" + "a" * 10_000,
         "/v1/tools/%ff%fe",
+        "/v1%2ftools/jina_read",
+        "/v1/%74ools/jina_read",
         "http://attacker.example/v1/tools/jina_read",
     ],
 )

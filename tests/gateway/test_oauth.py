@@ -25,6 +25,7 @@ from openapi_tool.options.oauth import OauthOptions
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.settings import Settings
 from tests.gateway.conftest import Serve
+from tests.gateway.test_mcp_http import modern_message
 from tests.requirements import requirement
 
 ISSUER, JWKS, RESOURCE = "https://issuer.test", "https://issuer.test/keys", "https://tools.test/mcp"
@@ -55,12 +56,14 @@ class Issuer:
         self.document: bytes | None = DOCUMENT
         self.reads = 0
         self.now = 1_000.0
+        self.answers = asyncio.Event()
+        self.answers.set()
         self.keys = Keys(self.read, 300, lambda: self.now)
         self.jwts = Jwts(OPTIONS, self.keys)
 
     async def read(self) -> bytes:
         self.reads += 1
-        await asyncio.sleep(0)
+        await self.answers.wait()
         if self.document is None:
             raise Unavailable("no answer")
         return self.document
@@ -70,7 +73,7 @@ class Issuer:
 async def test_a_jwt_gives_project_and_agent() -> None:
     issuer = Issuer()
     for text in (signed(), signed(EC_KEY, "ec", "ES256"), signed(aud=["x", RESOURCE])):
-        caller = await issuer.jwts.caller(text)
+        caller, _ = await issuer.jwts.caller(text)
         assert (caller.project_id, caller.agent_id) == ("p", "a")
     assert issuer.reads == 1
 
@@ -150,6 +153,22 @@ async def test_without_the_issuer_its_last_known_keys_count_for_a_bounded_time()
     issuer.now += 300
     with pytest.raises(Unavailable):
         await issuer.jwts.caller(signed())
+
+
+@requirement("gateway.oauth")
+async def test_only_an_unknown_key_waits_for_an_issuer_that_does_not_answer() -> None:
+    issuer = Issuer()
+    await issuer.jwts.caller(signed())
+    issuer.now += FRESH_S + 1
+    issuer.answers.clear()
+    async with asyncio.timeout(10):
+        await issuer.jwts.caller(signed())
+    unknown = asyncio.create_task(issuer.jwts.caller(signed(OTHER_KEY, "new")))
+    assert not (await asyncio.wait([unknown], timeout=0.1))[0]
+    issuer.document = json.dumps({"keys": [jwk("new", OTHER_KEY)]}).encode()
+    issuer.answers.set()
+    await unknown
+    assert issuer.reads == 2
 
 
 @requirement("gateway.oauth")
@@ -237,6 +256,27 @@ async def test_the_gateway_tells_where_tokens_come_from_and_serves_who_has_one(s
         issuer.document, issuer.now = None, issuer.now + FRESH_S + 400
         outage = await client.get("/v1/tools", headers=headers)
         assert (outage.status_code, outage.json()["code"]) == (503, "unavailable")
+
+
+@requirement("gateway.oauth")
+async def test_a_stream_ends_after_its_jwt(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would otherwise keep its place among the connections."""
+    monkeypatch.setattr("openapi_tool.http.access._TOKEN_CHECK_S", 0.05)
+    monkeypatch.setattr("openapi_tool.gateway.jwts.LEEWAY_S", 0.0)
+    async with serve(jwts=Issuer().jwts, gateway={"call_timeout_s": 1}) as served:
+        body, headers = modern_message("subscriptions/listen", {"notifications": {"toolsListChanged": True}})
+
+        async def listen(client: httpx.AsyncClient) -> None:
+            async with client.stream("POST", "/mcp", content=body, headers=headers) as answer:
+                assert answer.status_code == 200
+                await answer.aread()
+
+        async with served.client(signed(exp=time.time() + 1)) as brief, served.client(signed()) as unaffected:
+            ending, staying = (asyncio.create_task(listen(client)) for client in (brief, unaffected))
+            with pytest.raises(httpx.TransportError):
+                await ending
+            assert not staying.done()
+            staying.cancel()
 
 
 @requirement("gateway.oauth")
