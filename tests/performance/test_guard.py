@@ -63,7 +63,7 @@ async def test_instructions_per_call_are_within_their_limit() -> None:
     assert ratio <= MAX_INSTRUCTIONS, Counter(counts["executor"]).most_common(20)
 
 
-@pytest.mark.alone
+@pytest.mark.thorough
 @requirement("performance")
 async def test_a_call_takes_few_statements() -> None:
     async with Harness() as harness, Load.connect(harness.nats.url) as load:
@@ -81,7 +81,7 @@ async def test_many_pods_share_the_calls_and_send_few_messages() -> None:
     assert figures["per_call"]["sent"] <= 3
 
 
-@pytest.mark.alone
+@pytest.mark.thorough
 async def test_an_executor_without_a_part_can_be_measured() -> None:
     [result], _ = await bench([replace(CPU, calls=20, warm=10)], 1, extras=False, without="aiohttp")
     assert result.medians("executor")["requests"] == 1
@@ -136,7 +136,7 @@ def _measured(a_round: dict[str, Figures]) -> Measured:
     return Measured({}, [a_round] * 10, [a_round] * 10)
 
 
-@pytest.mark.alone
+@pytest.mark.thorough
 @requirement("performance", "traces")
 async def test_every_kind_is_measured() -> None:
     result = summary(await measure(1, 40, warm=40))
