@@ -91,8 +91,8 @@ def _number(part: str) -> int:
 
 def compared_address(host: str) -> str:
     """Return an IP address in the one form in which it is compared (IPv6 without brackets); another host unchanged."""
-    if ends_in_number(host):
-        return str(ipv4_of(host) or host)
+    if ":" not in host:
+        return str(ipv4_of(host) or host) if ends_in_number(host) else host
     try:
         address = IPv6Address(host.removeprefix("[").removesuffix("]"))
     except ValueError:

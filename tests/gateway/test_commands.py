@@ -173,7 +173,7 @@ async def test_a_disabled_tool_fails_with_the_reason_within_two_seconds_and_cost
 
 @requirement("switches")
 async def test_the_name_of_an_operation_instead_of_its_tool_is_pointed_out(state: Path, run: Run) -> None:
-    StateFile.open(state)
+    await StateFile.open(state).aclose()
     for name, pointed_out in (("jina.read", True), ("jina_read", False)):
         done = await run("tools", "disable", name, "--all-projects", "--reason", "Broken.")
         assert (done.exit_code, "but as 'jina_read'" in done.stderr) == (0, pointed_out)

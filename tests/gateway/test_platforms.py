@@ -22,6 +22,7 @@ import ctypes, os, runpy, sys, psutil, urllib.request, zoneinfo  # the last thre
 sys.platform = "darwin"
 def refused(*_): raise AssertionError("a call of Linux")
 ctypes.CDLL = refused
+os.process_cpu_count = os.cpu_count  # as where there is no `sched_getaffinity`
 for name in ("sched_setaffinity", "sched_getaffinity", "eventfd", "memfd_create", "pidfd_open", "posix_fadvise"):
     setattr(os, name, refused)
 runpy.run_module("openapi_tool.local.door_server", run_name="__main__", alter_sys=True)

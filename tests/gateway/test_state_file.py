@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 import time
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from pathlib import Path
 
 import pytest
@@ -84,11 +84,16 @@ def reserve_and_die(path: Path) -> None:
         process.send_signal(signal.SIGKILL)
 
 
+def open_once(path: Path) -> None:
+    """Open a state file, and close it again."""
+    asyncio.run(StateFile.open(path).aclose())
+
+
 @requirement("state.file")
-def test_file_and_folder_are_private(tmp_path: Path) -> None:
+async def test_file_and_folder_are_private(tmp_path: Path) -> None:
     path = tmp_path / "state" / "gateway.sqlite3"
-    StateFile.open(path)
-    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
+    async with aclosing(StateFile.open(path)):
+        modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
     assert set(modes.values()) == {0o600}
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
@@ -97,7 +102,7 @@ def test_file_and_folder_are_private(tmp_path: Path) -> None:
 def test_a_file_that_others_may_read_becomes_private(tmp_path: Path) -> None:
     path = tmp_path / "gateway.sqlite3"
     path.touch(0o644)
-    StateFile.open(path)
+    open_once(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
@@ -115,7 +120,7 @@ def test_a_link_in_its_place_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("create", [True, False])
 def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path, mode: int, *, create: bool) -> None:
     path = tmp_path / "shared" / "gateway.sqlite3"
-    StateFile.open(path)
+    open_once(path)
     path.parent.chmod(mode)
     with pytest.raises(StateUnusable, match=r"other users can write to.*chmod go-w.*--state"):
         StateFile.open(path, create=create)
@@ -128,24 +133,24 @@ def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path, mode: int,
 @pytest.mark.parametrize("mode", [0o775, 0o757, 0o777])
 def test_a_folder_that_others_can_replace_is_refused(tmp_path: Path, mode: int) -> None:
     path = tmp_path / "shared" / "of" / "its" / "user" / "gateway.sqlite3"
-    StateFile.open(path)
+    open_once(path)
     shared = tmp_path / "shared"
     shared.chmod(mode)
     with pytest.raises(StateUnusable, match=rf"{shared} is a folder that other users can write to"):
         StateFile.open(path)
     shared.chmod(mode | stat.S_ISVTX)
-    StateFile.open(path)
+    open_once(path)
 
 
 @requirement("state.file")
 def test_a_volume_of_kubernetes_may_be_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its folder is; the state file is in a folder of its own below."""
     volume = tmp_path / "volume"
-    StateFile.open(volume / "openapi-tool" / "gateway.sqlite3")
+    open_once(volume / "openapi-tool" / "gateway.sqlite3")
     volume.chmod(0o777)
     is_mount = os.path.ismount
     monkeypatch.setattr(os.path, "ismount", lambda path: path == volume or is_mount(path))
-    StateFile.open(volume / "openapi-tool" / "gateway.sqlite3")
+    open_once(volume / "openapi-tool" / "gateway.sqlite3")
     with pytest.raises(StateUnusable, match="volume is a folder that other users can write to"):
         StateFile.open(volume / "gateway.sqlite3")
 
@@ -154,7 +159,7 @@ def test_a_volume_of_kubernetes_may_be_open(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
 def test_a_folder_below_another_users_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "theirs" / "own" / "gateway.sqlite3"
-    StateFile.open(path)
+    open_once(path)
     os.chown(tmp_path / "theirs", 12_345, -1)
     with pytest.raises(StateUnusable, match="theirs is a folder that other users can write to"):
         StateFile.open(path)
@@ -177,7 +182,7 @@ def test_a_file_beside_it_that_is_not_the_users_is_refused(tmp_path: Path, end: 
 def test_what_is_no_state_file_is_refused_and_left_as_it_is(tmp_path: Path, kind: str, *, create: bool) -> None:
     path = tmp_path / "file"
     if kind == "another program":
-        with sqlite3.connect(path) as connection:
+        with closing(sqlite3.connect(path)) as connection:
             connection.execute("CREATE TABLE bookmarks (url TEXT)")
     else:
         path.write_text("my notes" * (1 if kind == "a short text" else 100))
@@ -302,8 +307,8 @@ async def test_a_damaged_file_is_refused_and_stays_as_it_is(tmp_path: Path, dama
 @requirement("state.file")
 def test_a_file_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "gateway.sqlite3"
-    StateFile.open(path)
-    with sqlite3.connect(path) as connection:
+    open_once(path)
+    with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA user_version = 2")
     path.chmod(0o644)
     with pytest.raises(StateUnusable, match="newer version of openapi-tool"):
@@ -342,6 +347,7 @@ async def test_a_process_that_holds_the_lock_is_named_as_the_cause(
                 await state.records("test").write("a", b"1", 0)
         assert waits_ms == [(200,), (0,), (0,)]
         other.execute("ROLLBACK")
+        other.close()
         assert await state.records("test").write("a", b"1", 0)
         assert await state.read("PRAGMA busy_timeout", ()) == [(200,)]
         other.close()

@@ -271,6 +271,13 @@ async def test_a_denied_address_is_denied_in_every_spelling(url: str, jina: resp
     assert (await run(jina, READ, {"url": url}, **settings)).error_code in ("target_refused", "bad_request")
 
 
+@each("denied", ["::ffff:93.184.216.34", "::ffff:5db8:d822", "0x5DB8D822"])
+@requirement("url.checked")
+async def test_an_address_may_be_denied_in_any_spelling(denied: str, jina: respx.Router) -> None:
+    result = await run(jina, READ, {"url": "http://93.184.216.34/"}, url_policy={"deny": (denied,)})
+    assert (result.error_code, result.requests) == ("target_refused", ())
+
+
 @requirement("url.checked")
 async def test_another_address_than_the_denied_one_is_read(jina: respx.Router) -> None:
     jina.post("https://r.jina.ai/").respond(json={"code": 200, "data": {"content": "http://[2606:4700::1112]/x"}})
