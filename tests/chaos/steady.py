@@ -97,7 +97,7 @@ async def rolling(run: Run) -> dict[str, Any]:
 
 
 def soak(minutes: float) -> Callable[[Run], Awaitable[dict[str, Any]]]:
-    """Measure memory, open files and tasks of one replica from the third minute on; memory of every minute."""
+    """Measure the least memory, open files and tasks of one replica in each minute, and the growth of memory."""
 
     async def sample(run: Run) -> dict[str, Any]:
         [replica] = run.replicas
@@ -106,13 +106,15 @@ def soak(minutes: float) -> Callable[[Run], Awaitable[dict[str, Any]]]:
             await asyncio.sleep(_SAMPLE_S)
             tasks = await asyncio.to_thread(replica.metric, "openapi_tool_event_loop_tasks")
             samples.append((process.memory_info().rss, process.num_fds(), int(tasks)))
-        settled_in = samples[min(round(_SOAK_WARM_UP_S / _SAMPLE_S), len(samples) - 1) :]
         names = ("resident_bytes", "open_files", "tasks")
-        columns = dict(zip(names, zip(*settled_in, strict=True), strict=True))
-        resident = columns["resident_bytes"]
-        resident_of_minutes = [sample[0] for sample in samples[5::6]]
-        growth = {"resident_growth": round(max(resident[-6:]) / resident[0] - 1, 4), "minutes": resident_of_minutes}
-        return growth | {name: [min(column), max(column)] for name, column in columns.items()}
+        columns = dict(zip(names, zip(*samples, strict=True), strict=True))
+        settled_in = columns["resident_bytes"][min(round(_SOAK_WARM_UP_S / _SAMPLE_S), len(samples) - 1) :]
+        minute = round(60 / _SAMPLE_S)
+        least = {
+            f"least_{name}": [min(column[start : start + minute]) for start in range(0, len(column), minute)]
+            for name, column in columns.items()
+        }
+        return {"resident_growth": round(max(settled_in[-minute:]) / settled_in[0] - 1, 4)} | least
 
     return sample
 
