@@ -23,6 +23,8 @@ _BOUNDARIES = ("\n\n", "\n", ". ", " ")
 _MIN_FILL = 0.7  # fraction of the limit: do not cut at a boundary before that
 MIN_CHARS = 150
 """Minimum space for an item, enough for title and address; else it is left out."""
+_MIN_PAGE_CHARS = 600
+"""The same for a page of a batch, of which less is hardly worth its frames: later ones follow whole with the cursor."""
 FRAME_CHARS = MARK_CHARS + CAPTION_CHARS + CUT_CHARS
 """Maximum of frame lines around a part."""
 FRAME_CHARS_PER_TOKEN = 3
@@ -136,14 +138,16 @@ def _frame_chars(item: Item) -> int:
 
 
 def _left_out(items: Sequence[Item], limit: ResultLimit) -> frozenset[int]:
-    """Return the indexes of the items that are left out: earlier heads take all space."""
+    """Return the indexes of the items that are left out: what must be shown of earlier ones takes all space."""
     chars, tokens = limit.chars - NOTE_CHARS, limit.tokens - NOTE_CHARS // FRAME_CHARS_PER_TOKEN
+    are_pages = all(item.caption for item in items)
+    first = next((index for index, item in enumerate(items) if item.chars), 0)
     for index, item in enumerate(items):
-        head = item.part(min(len(item.head), _MIN_HEAD_CHARS) or MIN_CHARS)
+        head = item.part(_MIN_PAGE_CHARS if are_pages else min(len(item.head), _MIN_HEAD_CHARS) or MIN_CHARS)
         chars -= _frame_chars(item) + max(len(head), min(item.chars, MIN_CHARS))
         tokens -= -(-_frame_chars(item) // FRAME_CHARS_PER_TOKEN) + estimate_tokens(head)
-        # The first item and captions alone stay: they are shortened.
-        if index and (chars < 0 or tokens < 0):
+        # The first text and captions alone stay: they are shortened.
+        if index > first and (chars < 0 or tokens < 0):
             return frozenset(later for later in range(index, len(items)) if items[later].chars)
     return frozenset()
 

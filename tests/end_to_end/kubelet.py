@@ -95,7 +95,8 @@ class Pod:
                 folder = folder.parent
             folder.mkdir(parents=True, exist_ok="subPath" in mount)
             if "emptyDir" in volumes[mount["name"]]:
-                folder.chmod(0o777)  # as the kubelet does
+                if _can_isolate():
+                    folder.chmod(0o777)  # as the kubelet does; elsewhere it is no mount point, so it must be private
                 self._writable = folder
                 continue
             assert mount["readOnly"]

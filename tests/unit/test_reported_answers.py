@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
+import httpx
 import pytest
 import respx
 from pydantic import SecretStr
@@ -618,6 +619,27 @@ def test_short_results_of_a_batch_continue_in_one_frame_for_each_search(jina: re
     assert len(shown) > 80
     assert len(later.text) < sum(map(len, shown)) + 12 * len(shown) + 800
     assert later.text.count("[Continued: ") <= 8
+
+
+@requirement("content.cursor")
+def test_short_pages_of_a_batch_are_not_cut_to_stubs_that_all_need_frames_twice(
+    jina: respx.Router, run_tool: RunTool
+) -> None:
+    pages = [f"Page {n} begins. {'It goes on. ' * 45}It ends." for n in range(10)]
+    by_url = {f"https://a.example/{n}": page for n, page in enumerate(pages)}
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json={"code": 200, "data": {"content": by_url[json.loads(request.content)["url"]]}})
+
+    jina.post(READER_URL).mock(side_effect=answer)
+    result = run_tool(definition({"tool": "jina.read_many"}, max_result_tokens=900), {"urls": list(by_url)})
+    shown = [result.text]
+    while result.cursor:
+        result = run_tool(definition(READER), {"cursor": result.cursor})
+        shown.append(result.text)
+    assert len(shown) > 1
+    assert "".join(content for text in shown for content in contents(text)).count("It ends.") == len(pages)
+    assert sum(map(len, shown)) < 1.25 * sum(map(len, pages)) + 300 * len(shown)
 
 
 _NAMES = "naïve plans; Straße; crème brûlée; O\u0308sterreich; ガイド; non\u2011breaking; pandas.read\\_csv; Łódź; май"
