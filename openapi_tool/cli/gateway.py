@@ -158,8 +158,12 @@ def show_statistics(
     *,
     as_json: bool,
     every_s: float | None = None,
+    lacks: str = "",
 ) -> None:
-    """Draw the statistics of all processes of a gateway, once or every `every_s` seconds, or print them as JSON."""
+    """Draw the statistics of all processes of a gateway, once or every `every_s` seconds, or print them as JSON.
+
+    `lacks` says what an executor would have shown, too.
+    """
 
     async def work(state: StateFile) -> None:
         async def redrawn() -> RenderableType:
@@ -171,7 +175,7 @@ def show_statistics(
         if as_json:
             print_json(select(processes))
             return
-        print_status("no data for commands and lag: a gateway has no queue")
+        print_status(lacks, quiet=not lacks)
         if every_s is None:
             output().print(draw(processes))
         else:

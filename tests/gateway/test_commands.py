@@ -141,7 +141,7 @@ async def test_running_processes_answer_top_limits_and_budgets(opened: OpenGatew
         budgets = json.loads((await run("budgets", "--json")).stdout)
         shown = await run("top", "--once")
         table = await run("limits")
-    assert "not shared" in table.stdout
+    assert ("not shared" in table.stdout, table.stderr) == (True, "")
     assert len(top["replicas"]) == 1
     assert top["problems"] == []
     assert "no problem is known now" in shown.stdout
