@@ -94,12 +94,15 @@ def selected_state(option: Path | None) -> Path | None:
 
 
 def _default_file() -> Path | None:
-    """Return the default state file, None if there is none."""
+    """Return the default state file; say so if there is none, as the command then has nothing to ask."""
     try:
         path = default_path(os.environ)
     except StateUnusable:
         return None
-    return path if path.exists() else None
+    if path.exists():
+        return path
+    print_status(f"no settings name a server, no `dev` runs, and there is no gateway's state file {path}: see --state")
+    return None
 
 
 def selected_file(option: Path | None) -> Path | None:
