@@ -47,7 +47,7 @@ UPGRADE = f"{_OPERATOR}use a version of openapi-tool that knows them, or give th
 ADMIT_RESULTS = f"{_OPERATOR}change the trigger or constraint so that it admits results, or drop it"
 BYPASS_ROW_SECURITY = f"{_OPERATOR}disable it, or run `alter role ROLE bypassrls`"
 SET_SEARCH_PATH = f"{_OPERATOR}run `alter role ROLE set search_path = public`, or as the kernel's schema is named"
-SET_VERSION = f"{_OPERATOR}set protocol.version, or name each database in the section of its own version"
+SET_VERSION = f"{_OPERATOR}set protocol.version, or name the database of a kernel of that version in {DSN_SETTING}"
 _REMEDIES = {"42501": GRANT_PRIVILEGES, "3D000": f"{_OPERATOR}check the database's name in {DSN_SETTING}"}
 _POOLER = f"{_OPERATOR}a pooler in transaction mode is in between; set postgres.prepared_statements = false"
 _LOAD = "the server's load, and locks (pg_stat_activity)"
