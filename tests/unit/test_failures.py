@@ -185,6 +185,16 @@ def test_a_cancelled_statement_is_named_with_the_setting_that_cancels_it(
 
 
 @requirement("breaker")
+def test_a_server_without_free_connections_is_named_with_the_settings_that_limit_them() -> None:
+    with pytest.raises(Unavailable) as caught, translate_connection_errors():
+        raise asyncpg.TooManyConnectionsError("sorry, too many clients already")
+    assert str(caught.value) == (
+        "PostgreSQL: sorry, too many clients already; check max_connections, the limits of role and database, and "
+        "postgres.pool_size of all replicas"
+    )
+
+
+@requirement("breaker")
 def test_a_connection_that_does_not_come_in_time_is_an_outage() -> None:
     with pytest.raises(Unavailable) as caught, translate_connection_errors():
         raise TimeoutError

@@ -50,9 +50,13 @@ SET_SEARCH_PATH = f"{_OPERATOR}run `alter role ROLE set search_path = public`, o
 SET_VERSION = f"{_OPERATOR}set protocol.version, or name the database of a kernel of that version in {DSN_SETTING}"
 _REMEDIES = {"42501": GRANT_PRIVILEGES, "3D000": f"{_OPERATOR}check the database's name in {DSN_SETTING}"}
 _POOLER = f"{_OPERATOR}a pooler in transaction mode is in between; set postgres.prepared_statements = false"
-_LOAD = "the server's load, and locks (pg_stat_activity)"
-_LOST_STATEMENT = ("26000", "42P05")
 _CANCELLED = "57014"
+_LOAD = "the server's load, and locks (pg_stat_activity)"
+_TO_CHECK = {
+    "53300": "max_connections, the limits of role and database, and postgres.pool_size of all replicas",
+    _CANCELLED: f"statement_timeout of the role and the database, {_LOAD}",
+}
+_LOST_STATEMENT = ("26000", "42P05")
 _CONTENTION = ("40", "55P03", _CANCELLED)  # conflict, lock, timeout
 _DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError)
 
@@ -148,8 +152,8 @@ def describe_connection_error(error: Exception) -> str:
     state = _sqlstate(error)
     if state.startswith("28"):
         return f"{error} (SQLSTATE {state}); check user and password in {DSN_SETTING}"
-    if state == _CANCELLED:
-        return f"{error}; check statement_timeout of the role and the database, {_LOAD}"
+    if state in _TO_CHECK:
+        return f"{error}; check {_TO_CHECK[state]}"
     if is_out_of_files(error):
         return OUT_OF_FILES
     if isinstance(error, socket.gaierror):
