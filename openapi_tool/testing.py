@@ -219,7 +219,7 @@ def recorded(name: str, site: str = "") -> httpx.Response:
         return httpx.Response(error["http"], headers=error.get("headers"), json=error["body"])
     if name not in load_recordings():
         near = difflib.get_close_matches(name, [*load_recordings(), *error_classes()], n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = f"; did you mean {near[0]!r}?" if near else "; recordings() and error_names() list them"
         raise LookupError(f"no recorded answer is named {name!r}{hint}")
     found = load_recordings()[name]
     return _response(replace(found, body=on_site(found.body.decode(), site).encode()) if site else found)

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,14 @@ from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.subjects import default_durable, parse_command_subject
 from openapi_tool.settings import load_settings
 from openapi_tool.settings.loading import empty_servers
+from openapi_tool.settings.model import but
 from openapi_tool.telemetry.logs import printable_lines
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.secret_variables import Secret
 
 _FAILED = 1
 _NO_RESULT = 3
+_INBOX = "_INBOX"  # of clients without one of their own
 
 
 def call(
@@ -104,7 +106,9 @@ def _kernel() -> tuple[PoolOptions, BusOptions, Redactor]:
         raise DevError("set both PG_DSN and NATS_SERVERS, or neither for the dev stack")
     settings = load_settings({"postgres": {"dsn": dsn}, "nats": {"servers": servers}})
     bootstrap = build_bootstrap(settings, os.environ)
-    return bootstrap.pool, bootstrap.bus, bootstrap.redactor
+    # The kernel's login, to which the inbox of the executor is denied (docs/least-privilege.md).
+    bus = replace(bootstrap.bus, nats=but(bootstrap.bus.nats, inbox_prefix=_INBOX), listed_by="")
+    return bootstrap.pool, bus, bootstrap.redactor
 
 
 @dataclass(frozen=True, slots=True)

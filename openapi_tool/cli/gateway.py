@@ -94,12 +94,15 @@ def selected_state(option: Path | None) -> Path | None:
 
 
 def _default_file() -> Path | None:
-    """Return the default state file, None if there is none."""
+    """Return the default state file; say so if there is none, as the command then has nothing to ask."""
     try:
         path = default_path(os.environ)
     except StateUnusable:
         return None
-    return path if path.exists() else None
+    if path.exists():
+        return path
+    print_status(f"no settings name a server, no `dev` runs, and there is no gateway's state file {path}: see --state")
+    return None
 
 
 def selected_file(option: Path | None) -> Path | None:
@@ -158,8 +161,12 @@ def show_statistics(
     *,
     as_json: bool,
     every_s: float | None = None,
+    lacks: str = "",
 ) -> None:
-    """Draw the statistics of all processes of a gateway, once or every `every_s` seconds, or print them as JSON."""
+    """Draw the statistics of all processes of a gateway, once or every `every_s` seconds, or print them as JSON.
+
+    `lacks` says what an executor would have shown, too.
+    """
 
     async def work(state: StateFile) -> None:
         async def redrawn() -> RenderableType:
@@ -171,7 +178,7 @@ def show_statistics(
         if as_json:
             print_json(select(processes))
             return
-        print_status("no data for commands and lag: a gateway has no queue")
+        print_status(lacks, quiet=not lacks)
         if every_s is None:
             output().print(draw(processes))
         else:

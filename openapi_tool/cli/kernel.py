@@ -22,6 +22,7 @@ from openapi_tool.kernel.postgres.failures import located
 from openapi_tool.kernel.postgres.store import KernelStore
 from openapi_tool.nats_client.client import BusClient
 from openapi_tool.nats_client.connection import connected, outage_as_unavailable
+from openapi_tool.nats_client.connection_errors import Denied
 from openapi_tool.nats_client.options import BusOptions
 from openapi_tool.nats_client.users import NatsUser
 from openapi_tool.nats_records.record_store import BUDGETS
@@ -142,7 +143,8 @@ def with_nats(
         return asyncio.run(_connected(bootstrap, work, user))
     except Unavailable as error:  # `located` adds the address to an error of PostgreSQL; one of NATS has its own
         problem = bootstrap.redactor.text(located(str(error), bootstrap.pool))
-        fail(f"{problem}\n{advice}" if advice else problem)
+        is_outage = not isinstance(error.__cause__, Denied)
+        fail(f"{problem}\n{advice}" if advice and is_outage else problem)
 
 
 async def charged_in_nats(

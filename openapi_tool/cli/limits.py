@@ -38,8 +38,7 @@ _NO_LIMIT = """\
 no limit is set, and the upstream has answered no request with 429: requests are sent at once
 Set those of your plan in the settings, and restart or reload all processes (docs/tools.md#rate-limits):
 [limits]
-search_requests_per_minute = 100
-"""
+search_requests_per_minute = 100"""
 _NO_BUDGET = """\
 no account was used since the processes started: no budget is set, or no call came under one
 Set one in the settings, and restart all processes (docs/tools.md#budgets):

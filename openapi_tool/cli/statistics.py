@@ -19,9 +19,10 @@ def show_statistics_of(
     *,
     as_json: bool,
     every_s: float | None = None,
+    gateway_lacks: str = "",
 ) -> None:
     """Draw the statistics, once or every `every_s` seconds, or print what `select` returns as JSON."""
     if (path := gateway.selected_file(state)) is not None:
-        gateway.show_statistics(path, draw, select, as_json=as_json, every_s=every_s)
+        gateway.show_statistics(path, draw, select, as_json=as_json, every_s=every_s, lacks=gateway_lacks)
     else:
         kernel.show_statistics(draw, select, as_json=as_json, every_s=every_s)

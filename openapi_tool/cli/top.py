@@ -49,6 +49,7 @@ def top(*, once: bool, every_s: float, expect: int, as_json: bool, state: Path |
         partial(_as_object, expect=expect),
         as_json=as_json,
         every_s=None if once else every_s,
+        gateway_lacks="no data for commands and lag: a gateway has no queue",
     )
 
 

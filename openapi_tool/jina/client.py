@@ -310,7 +310,9 @@ def _network_failure(error: httpx.TransportError, host: str) -> ToolError:
             max_retries=0 if isinstance(error, OwnResponseRefused) else ONCE,
         )
     cause = network_cause(error)
-    log.info(
+    log.log(
+        # A broken connection is mostly retried with success; without any nothing works until somebody acts.
+        logging.WARNING if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout) else logging.INFO,
         "a request to %s failed: %s",
         host,
         cause,

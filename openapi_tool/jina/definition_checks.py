@@ -330,8 +330,12 @@ class _SampleCalls:
         if parameter:
             return problem
         entries = self.endpoint.parameters
-        known = [*self.built_in.arguments.model_fields, *(entry.name for entry in entries)]
-        known += [entry.header for entry in entries if entry.header] if "headers" in problem.path else []
+        if "headers" in problem.path:
+            if (bare := self.endpoint.find(name[2:])) and name.lower().startswith("x-"):
+                return replace(problem, message=f"{problem.message}; set {bare.name!r} in options.jina.params")
+            known = [entry.header for entry in entries if entry.header]
+        else:
+            known = [*self.built_in.arguments.model_fields, *(entry.name for entry in entries)]
         homes = [tool.name for tool in CATALOGUE.values() if name in tool.arguments.model_fields]
         others = (f"a {other} tool" for other, endpoint in ENDPOINTS.items() if endpoint.find(name))
         home = any_of(homes) if homes else next(others, None)

@@ -31,6 +31,7 @@ from openapi_tool.concurrency.cancellation import interruptible
 from openapi_tool.nats_client.connection_errors import (
     ClientCertificateMissing,
     ClosedAfterHandshake,
+    Denied,
     LogBackoff,
     cause_of,
     describe_connection_error,
@@ -49,14 +50,6 @@ _LOGIN_FIELDS = ("user", "pass", "auth_token")
 RECONNECT_WAIT_S = 0.5
 _ALERT_TIMEOUT_S = 1.0
 _MAX_RETRY_WAIT_S = 5.0  # between attempts of the first connection
-
-
-class Denied(nats.errors.Error):
-    """The server denies permission for `subject`."""
-
-    def __init__(self, subject: str, listed_by: str) -> None:
-        super().__init__(f"permission for {subject} is denied; grant what `{listed_by}` lists to the NATS user")
-        self.subject = subject
 
 
 class TlsNotOffered(nats.errors.Error):
@@ -222,12 +215,16 @@ class BusClient(Client):
             elif not self.bus.once and self._error_log_backoff.should_log(cause, time.monotonic()):
                 log.warning("%s", cause, extra={"action": "nats.error", "error": type(error).__name__})
             return
-        subject = self._fail_requests(*denial.groups())
-        if self._denial_log_backoff.should_log(subject, time.monotonic()):
+        subject, is_raised = self._fail_requests(*denial.groups())
+        # A command prints what its requests raise.
+        if not (self.bus.once and is_raised) and self._denial_log_backoff.should_log(subject, time.monotonic()):
             log.error("NATS: %s", self._denied(subject), extra={"action": "nats.denied", "subject": subject})
 
-    def _fail_requests(self, kind: str, subject: str) -> str:
-        """Fail the pending requests that a denial concerns; return its subject, which nats-py reports in lower case."""
+    def _fail_requests(self, kind: str, subject: str) -> tuple[str, bool]:
+        """Fail the pending requests that a denial concerns; return its subject, and whether a request raises it.
+
+        nats-py reports the subject in lower case.
+        """
         failed = list(self._requests.values())
         if kind == "publish":
             failed = [request for request in failed if request.subject.lower() == subject]
@@ -236,14 +233,14 @@ class BusClient(Client):
             self._inbox_denied_at = self.stats["reconnects"]
             subject = f"{self.bus.nats.inbox_prefix}.>"
         else:
-            return subject
+            return subject, False
         for request in failed:
             if not request.reply.done():
                 request.reply.set_exception(self._denied(subject))
-        return subject
+        return subject, bool(failed) or kind != "publish"  # without replies the next request raises it
 
     def _denied(self, subject: str) -> Denied:
-        return Denied(subject, self.bus.listed_by)
+        return Denied(subject, self.bus.denial_remedy)
 
     async def start_over(self) -> None:
         """Reconnect without a graceful close, which would never end on a half-open connection."""

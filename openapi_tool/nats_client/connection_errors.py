@@ -44,6 +44,14 @@ class LogBackoff:
         return True
 
 
+class Denied(nats.errors.Error):
+    """The server denies permission for `subject`."""
+
+    def __init__(self, subject: str, remedy: str) -> None:
+        super().__init__(f"permission for {subject} is denied; {remedy}")
+        self.subject = subject
+
+
 class ClientCertificateMissing(nats.errors.Error):
     """The server requires a client certificate and none is configured."""
 
@@ -186,4 +194,6 @@ def describe_jetstream_error(error: Exception, where: str) -> str:
         return f"NATS: JetStream is not enabled{at}, or not for this account: start the server with -js"
     if isinstance(error, APIError):
         return f"{_at(where)}: {describe_refusal(error)}"
+    if isinstance(error, Denied):
+        return f"{_at(where)}: {error}"
     return ": ".join(filter(None, (_at(where), type(error).__name__, _reason(error))))

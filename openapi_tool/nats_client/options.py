@@ -202,8 +202,9 @@ class QuotaOptions(Options):
 class BusOptions:
     """Connection to a NATS.
 
-    `once` makes a single connection attempt, for CLI commands, and logs denials only. Errors contain `listed_by` (the
-    command that prints the needed permissions) and `setting` (that lists the servers). `on_trouble` takes the reason of
+    `once` makes a single connection attempt, for CLI commands, and logs only denials that no request raises.
+    Errors contain `listed_by` (the command that prints the needed permissions; empty for the kernel's own login) and
+    `setting` (that lists the servers). `on_trouble` takes the reason of
     every failed attempt until the first connection, `on_login` the secrets of each login, which may be new ones.
     """
 
@@ -214,6 +215,13 @@ class BusOptions:
     setting: str = "nats.servers (NATS_SERVERS)"
     on_trouble: Callable[[str], None] | None = None
     on_login: Callable[[Iterable[str]], None] | None = None
+
+    @property
+    def denial_remedy(self) -> str:
+        """Return what to do about a denied permission."""
+        return (
+            f"grant what `{self.listed_by}` lists to the NATS user" if self.listed_by else "log in as the kernel does"
+        )
 
     @property
     def section(self) -> str:

@@ -12,7 +12,8 @@ import orjson
 from nats.js.api import StreamInfo
 from nats.js.errors import APIError
 
-from openapi_tool.nats_client.client import BusClient, Denied
+from openapi_tool.nats_client.client import BusClient
+from openapi_tool.nats_client.connection_errors import Denied
 from openapi_tool.nats_client.server_clock import ServerClock
 from openapi_tool.nats_records.record_store import BUDGETS, LIMITS
 from openapi_tool.nats_records.stream_problems import (

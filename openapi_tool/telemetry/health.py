@@ -147,7 +147,7 @@ async def monitor_loop_lag(on_lag: Callable[[float], None]) -> None:
 WARNINGS_WINDOW_S = 600.0
 _MAX_WARNINGS = 100
 _MAX_OF_ACTION = 8  # projects or keys: those of one action must not displace other actions
-_MAX_CHARS = 300
+_MAX_CHARS = 400
 _EXCLUDED_ACTION = "health.changed"  # the current state of each dependency is shown instead
 _IDS = ("project_id", "variable")
 
@@ -202,7 +202,8 @@ class RecentWarnings(logging.Handler):
             del self._warned[next(iter(self._warned))]
 
     def _masked(self, text: str) -> str:
-        return storable_text(self._redactor.head(text, _MAX_CHARS))  # a project's name may have bytes beyond UTF-8
+        head = self._redactor.head(text, _MAX_CHARS) + "…" * (len(text) > _MAX_CHARS)
+        return storable_text(head)  # a project's name may have bytes beyond UTF-8
 
     def snapshot(self) -> list[dict[str, Any]]:
         """Return recent warnings, the newest first."""

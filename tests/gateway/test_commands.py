@@ -141,7 +141,7 @@ async def test_running_processes_answer_top_limits_and_budgets(opened: OpenGatew
         budgets = json.loads((await run("budgets", "--json")).stdout)
         shown = await run("top", "--once")
         table = await run("limits")
-    assert "not shared" in table.stdout
+    assert ("not shared" in table.stdout, table.stderr) == (True, "")
     assert len(top["replicas"]) == 1
     assert top["problems"] == []
     assert "no problem is known now" in shown.stdout
@@ -295,3 +295,16 @@ async def test_without_a_state_file_a_command_says_so(run: Run) -> None:
     missing = await run("usage", "--project", "p")
     assert missing.exit_code == 2
     assert "cannot be opened: No such file" in missing.stderr
+
+
+@pytest.mark.parametrize("command", [["usage"], ["usage", "--project", "p"], ["inspect", "tc_1"]])
+@requirement("gateway.commands")
+def test_a_command_that_finds_nothing_to_ask_names_the_state_file(command: list[str], tmp_path: Path) -> None:
+    found = ("PG_DSN", "NATS_SERVERS", "OPENAPI_TOOL_CONFIG", "CG_CONFIG_TOML", "OPENAPI_TOOL_DEV")
+    nowhere = {"XDG_STATE_HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)}
+    result = CliRunner().invoke(app, command, env={**dict.fromkeys(found), **nowhere})
+    assert result.exit_code == 2
+    file = tmp_path / "openapi-tool" / "gateway.sqlite3"
+    assert result.stderr.startswith(
+        f"no settings name a server, no `dev` runs, and there is no gateway's state file {file}: see --state\n"
+    )

@@ -388,6 +388,15 @@ def printed(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["sql", "grants", *arguments])
 
 
+@requirement("privilege.grants")
+def test_a_role_that_may_not_register_tools_is_told_what_to_grant(stack: EmbeddedStack, granted: str) -> None:
+    environment = {"PG_DSN": dsn_of(stack, granted, ROLE)}
+    result = CliRunner().invoke(app, ["tools", "list", "--project", "p", "--db"], env=environment)
+    assert result.exit_code == 1
+    remedy = "An operator must correct this: grant what `openapi-tool sql grants --registration` prints"
+    assert result.stderr == f"openapi-tool: PostgreSQL: permission denied for table projects. {remedy}\n"
+
+
 @pytest.mark.parametrize("user", ["inspect", "usage"])
 @requirement("privilege.grants")
 def test_privileges_to_register_tools_are_refused_for_a_command_that_only_reads(user: str) -> None:

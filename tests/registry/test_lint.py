@@ -214,6 +214,11 @@ def test_a_pasted_key_is_refused_and_never_shown(where: str, tmp_path: Path) -> 
         ({"options": {"jina": {"mode": "search", "tool": "jina.serach"}}}, "did you mean 'jina.search'?"),
         ({"options": {"jina": {"mode": "search"}, "args": {"fixed": {"contry": "de"}}}}, "did you mean 'country'?"),
         ({"options": {"jina": {"mode": "search"}, "args": {"fixed": {"url": "x"}}}}, "it is one of 'jina.read'"),
+        ({"options": {"jina": {"mode": "search", "headers": {"X-Enginee": "curl"}}}}, "did you mean 'X-Engine'?"),
+        (
+            {"options": {"jina": {"mode": "search", "headers": {"X-Viewport": "9x9"}}}},
+            "is not a header that may be sent; set 'viewport' in options.jina.params",
+        ),
     ],
 )
 def test_a_typo_gets_a_suggestion(mistake: dict[str, Any], hint: str) -> None:

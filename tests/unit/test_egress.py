@@ -226,6 +226,8 @@ async def test_the_cause_of_a_request_without_response_is_logged(
     assert failed.value.detail == {"kind": raised.__name__, "cause": cause}
     [line] = [record for record in caplog.records if getattr(record, "action", "") == "upstream.unreachable"]
     assert line.getMessage() == f"a request to r.jina.ai failed: {cause}"
+    unconnected = issubclass(raised, httpx.ConnectError | httpx.ConnectTimeout)
+    assert line.levelno == (logging.WARNING if unconnected else logging.INFO)
 
 
 @pytest.mark.parametrize("encoding", ["", "identity", "Identity"])

@@ -9,7 +9,8 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -168,6 +169,29 @@ def test_contention_is_distinguished_from_an_outage(error: Exception, contended:
     with pytest.raises(Unavailable) as caught, translate_statement_errors():
         raise error
     assert isinstance(caught.value, StatementContended) == contended
+
+
+@pytest.mark.parametrize("translated", [translate_statement_errors, translate_connection_errors])
+@requirement("breaker")
+def test_a_cancelled_statement_is_named_with_the_setting_that_cancels_it(
+    translated: Callable[[], AbstractContextManager[None]],
+) -> None:
+    with pytest.raises(Unavailable) as caught, translated():
+        raise asyncpg.QueryCanceledError("canceling statement due to statement timeout")
+    assert str(caught.value) == (
+        "PostgreSQL: canceling statement due to statement timeout; check statement_timeout of the role and the "
+        "database, the server's load, and locks (pg_stat_activity)"
+    )
+
+
+@requirement("breaker")
+def test_a_server_without_free_connections_is_named_with_the_settings_that_limit_them() -> None:
+    with pytest.raises(Unavailable) as caught, translate_connection_errors():
+        raise asyncpg.TooManyConnectionsError("sorry, too many clients already")
+    assert str(caught.value) == (
+        "PostgreSQL: sorry, too many clients already; check max_connections, the limits of role and database, and "
+        "postgres.pool_size of all replicas"
+    )
 
 
 @requirement("breaker")

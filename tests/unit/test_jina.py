@@ -688,6 +688,8 @@ def test_recorded_responses_are_found_by_name(name: str, jina: respx.Router, run
 def test_every_recording_and_error_class_is_an_answer_and_another_name_is_refused() -> None:
     for name in (*recordings(), *error_names()):
         assert recorded(name).status_code >= 200
+    with pytest.raises(LookupError, match=r"is named 'x'; recordings\(\) and error_names\(\) list them"):
+        recorded("x")
     with pytest.raises(LookupError, match="no recorded answer is named 's-post-jsom'; did you mean 's-post-json"):
         recorded("s-post-jsom")
 

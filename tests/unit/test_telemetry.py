@@ -516,7 +516,7 @@ def test_recent_warnings_are_grouped_by_action_masked_and_truncated(monkeypatch:
         assert (loud["action"], loud["count"], loud["ago_s"], loud["project_id"]) == ("loud", 3, 1.0, "p")
         assert loud["message"].startswith("number 2 of ")
         assert SECRET not in str(warnings.snapshot())
-        assert (unknown["action"], len(unknown["message"])) == ("log", 300)
+        assert (unknown["action"], unknown["message"]) == ("log", "x" * 400 + "…")
         now += 599.5
         assert [warning["action"] for warning in warnings.snapshot()] == ["log"], "ten minutes have passed"
         logger.warning("again", extra={"action": "loud"})

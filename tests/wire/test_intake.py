@@ -451,6 +451,24 @@ async def until(condition: Callable[[], Any]) -> None:
             await asyncio.sleep(0.01)
 
 
+@requirement("subject.durable")
+async def test_a_stream_that_is_deleted_under_the_executor_is_reported(
+    world_without_executor: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = world_without_executor
+    async with world.executor() as consumer:
+        await until(lambda: consumer.durable)
+        await world.caller.client.jetstream().delete_stream(STREAM)
+        await until(lambda: any("deleted and created again" in text for text in caplog.messages))
+        assert (await world.send(await world.place())).content["status"] == "success"
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    causes = ("Consumer Deleted", f"the durable {DURABLE} is missing")  # whichever is found first
+    assert any(
+        f"cannot consume commands: {cause}; looking up or creating the durable again" in warned for cause in causes
+    )
+    assert f"the stream {STREAM} was deleted and created again: the commands that it held are lost" in warned
+
+
 @asynccontextmanager
 async def pulling(stack: EmbeddedStack) -> AsyncIterator[Pulling]:
     with server(stack, "") as nats_server:

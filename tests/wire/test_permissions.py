@@ -29,7 +29,8 @@ from openapi_tool.kernel.postgres.store import KernelStore
 from openapi_tool.local.caller import STREAM, Caller
 from openapi_tool.local.servers import NatsServer
 from openapi_tool.local.stack import EmbeddedStack
-from openapi_tool.nats_client.client import BusClient, Denied
+from openapi_tool.nats_client.client import BusClient
+from openapi_tool.nats_client.connection_errors import Denied
 from openapi_tool.nats_client.connection import connected
 from openapi_tool.nats_records.record_store import BUDGETS, LIMITS
 from openapi_tool.nats_records.replica_statistics import gather_stats
@@ -41,7 +42,7 @@ from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.switches import Switch
-from tests.conftest import PROJECT
+from tests.conftest import AGENT, PROJECT
 from tests.requirements import requirement
 from tests.support import delete_streams, delivery
 from tests.wire.conftest import DURABLE, SETTLED_S, World, open_world
@@ -487,7 +488,10 @@ async def test_a_missing_permission_or_wrong_login_is_reported_with_the_remedy(
         monkeypatch.setenv("OPENAPI_TOOL__NATS__PASSWORD", "a-wrong-word")
         unknown = await asyncio.to_thread(CliRunner().invoke, app, ["deadletters", "list"])
     assert denied.exit_code == unknown.exit_code == 2
-    assert "grant what `openapi-tool nats permissions --for deadletters` lists" in denied.stderr
+    [line] = denied.stderr.splitlines()  # once, and without where to look in an outage
+    assert line.startswith("openapi-tool: NATS at 127.0.0.1:")
+    remedy = "grant what `openapi-tool nats permissions --for deadletters` lists to the NATS user"
+    assert line.endswith(f": permission for _INBOX.openapi_tool_deadletters.> is denied; {remedy}")
     line, _ = unknown.stderr.splitlines()  # and where to look
     assert "Authorization Violation" in line
     assert "check nats.user" in line
@@ -555,6 +559,32 @@ async def test_cli_commands_need_only_the_permissions_printed_for_them(
                 monkeypatch.delenv("OPENAPI_TOOL__NATS__PASSWORD")
         assert done.exit_code == 0, done.output
         assert "is denied" not in done.output
+
+
+@requirement("privilege.subjects", "cli.call")
+async def test_call_needs_no_right_to_the_executors_inbox(
+    stack: EmbeddedStack, caller: Caller, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It logs in as the kernel, to which docs/least-privilege.md denies that inbox."""
+    del caller  # the fixture has created project and agent
+    denied = 'deny: ["_INBOX.openapi_tool.>"]'
+    kernels = f"permissions: {{ subscribe: {{ {denied} }}, publish: {{ {denied} }} }}"
+    with server(stack, config(printed("--format", "server-config"), kernels)) as strict:
+        async with (
+            kernel_of(strict, stack.postgres.dsn(database)) as kernel,
+            open_world(stack, kernel, database) as world,
+            world.executor(nats=bus(strict)) as consumer,
+        ):
+            await until(lambda: consumer.durable)
+            monkeypatch.setenv("PG_DSN", world.dsn)
+            monkeypatch.setenv("NATS_SERVERS", strict.url)
+            monkeypatch.setenv("OPENAPI_TOOL__NATS__USER", "operator")
+            monkeypatch.setenv("OPENAPI_TOOL__NATS__PASSWORD", "operator-word")
+            words = ["call", "jina_search", "--args", '{"query": "hello world", "count": 3}', "--yes"]
+            words += ["--project", PROJECT, "--agent", AGENT]
+            done = await asyncio.to_thread(CliRunner().invoke, app, words)
+    assert done.exit_code == 0, done.output
+    assert "is denied" not in done.output
 
 
 @requirement("privilege.subjects", "handover")

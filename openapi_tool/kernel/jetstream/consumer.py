@@ -192,6 +192,7 @@ class CommandConsumer:
                 durable = await ensure_durable(self._client, self._options.durable)
                 await observe(self._client, durable, self._clock)  # sets the clock that deadlines and leases use
                 await self._dead_letters.inspect()
+                self._report_new_stream(durable)
                 self.durable = durable
                 self._pull = PullConsumer(self._client, durable, self._free_slots, self._receive)
                 self._look_ahead = LookAhead(self._client, durable, self._look_ahead_batch, self._receive_or_refuse)
@@ -207,10 +208,20 @@ class CommandConsumer:
                 error = errors.exceptions[0]
                 self.durable_error = str(error)
                 log.warning(
-                    "cannot consume commands; looking up or creating the durable again",
+                    "cannot consume commands: %s; looking up or creating the durable again",
+                    self.durable_error or type(error).__name__,
                     extra={"action": "consumer.lost", "error": f"{type(error).__name__}: {error}"},
                 )
                 await asyncio.sleep(_RETRY_S)
+
+    def _report_new_stream(self, durable: Durable) -> None:
+        before = self.durable.created if self.durable else ""
+        if before and durable.created and before != durable.created:
+            log.warning(
+                "the stream %s was deleted and created again: the commands that it held are lost",
+                durable.stream,
+                extra={"action": "stream.replaced", "stream": durable.stream},
+            )
 
     def wake(self) -> None:
         """Run or fetch commands after a call ended or paused, or the fetch mode changed."""

@@ -16,7 +16,7 @@ from nats.js.errors import APIError, BadRequestError, NoStreamResponseError, Not
 from openapi_tool.concurrency.fair_semaphore import FairSemaphore
 from openapi_tool.kernel.jetstream.claimed_ids import project_of
 from openapi_tool.kernel.jetstream.dead_letter_records import DeadLetter, dead_letter, encode
-from openapi_tool.nats_client.client import Denied
+from openapi_tool.nats_client.connection_errors import Denied
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.redact import Redactor

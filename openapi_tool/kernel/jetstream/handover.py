@@ -70,8 +70,6 @@ async def hand_to_kernel(client: Client, options: DurableOptions, has_result: Ha
     nats.errors.Error.
     """
     before = await _info(client, options)
-    if before.num_waiting:
-        raise StillPulled(f"the durable {options.name!r} still has open pull requests ({before.num_waiting})")
     # Without a free slot, or during an outage of the database, a replica has no open pull request. One that does not
     # name its durable may consume from this one.
     replicas = await gather_stats(client, _STATS_TIMEOUT_S)
@@ -81,6 +79,8 @@ async def hand_to_kernel(client: Client, options: DurableOptions, has_result: Ha
         raise StillPulled(
             f"the durable {options.name!r} still has {counted(len(running), 'running replica')} ({named})"
         )
+    if before.num_waiting:
+        raise StillPulled(f"the durable {options.name!r} still has open pull requests ({before.num_waiting})")
     config = before.config.evolve(
         name=options.name, ack_wait=KERNEL_ACK_WAIT_S, max_deliver=KERNEL_MAX_DELIVER, backoff=None
     )

@@ -15,7 +15,8 @@ from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 from openapi_tool.kernel.jetstream import dead_letters, leases, parked_results
 from openapi_tool.kernel.jetstream.doorbells import WakeupPublisher
 from openapi_tool.kernel.jetstream.leases import Leases
-from openapi_tool.nats_client.client import BusClient, Denied
+from openapi_tool.nats_client.client import BusClient
+from openapi_tool.nats_client.connection_errors import Denied
 from openapi_tool.nats_records import shared_bucket
 from openapi_tool.nats_records.session_key import restore_session_key
 from openapi_tool.nats_records.stream_problems import (

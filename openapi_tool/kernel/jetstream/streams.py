@@ -12,7 +12,8 @@ from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy, 
 from nats.js.errors import BadRequestError, NotFoundError
 
 from openapi_tool.kernel.jetstream.ack_floor import AckFloor, load_ack_floor
-from openapi_tool.nats_client.client import BusClient, Denied
+from openapi_tool.nats_client.client import BusClient
+from openapi_tool.nats_client.connection_errors import Denied
 from openapi_tool.nats_client.options import DurableOptions
 from openapi_tool.protocol.subjects import command_stream
 

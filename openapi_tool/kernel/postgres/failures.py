@@ -47,11 +47,17 @@ UPGRADE = f"{_OPERATOR}use a version of openapi-tool that knows them, or give th
 ADMIT_RESULTS = f"{_OPERATOR}change the trigger or constraint so that it admits results, or drop it"
 BYPASS_ROW_SECURITY = f"{_OPERATOR}disable it, or run `alter role ROLE bypassrls`"
 SET_SEARCH_PATH = f"{_OPERATOR}run `alter role ROLE set search_path = public`, or as the kernel's schema is named"
-SET_VERSION = f"{_OPERATOR}set protocol.version, or name each database in the section of its own version"
+SET_VERSION = f"{_OPERATOR}set protocol.version, or name the database of a kernel of that version in {DSN_SETTING}"
 _REMEDIES = {"42501": GRANT_PRIVILEGES, "3D000": f"{_OPERATOR}check the database's name in {DSN_SETTING}"}
 _POOLER = f"{_OPERATOR}a pooler in transaction mode is in between; set postgres.prepared_statements = false"
+_CANCELLED = "57014"
+_LOAD = "the server's load, and locks (pg_stat_activity)"
+_TO_CHECK = {
+    "53300": "max_connections, the limits of role and database, and postgres.pool_size of all replicas",
+    _CANCELLED: f"statement_timeout of the role and the database, {_LOAD}",
+}
 _LOST_STATEMENT = ("26000", "42P05")
-_CONTENTION = ("40", "55P03", "57014")  # conflict, lock, timeout
+_CONTENTION = ("40", "55P03", _CANCELLED)  # conflict, lock, timeout
 _DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError)
 
 
@@ -121,6 +127,8 @@ def _statement_error(error: Exception) -> Unavailable | None:
     if isinstance(error, asyncpg.PostgresError) and kind_of(state) == "defect":
         return None
     if isinstance(error, TimeoutError) or state.startswith(_CONTENTION):
+        if state == _CANCELLED:
+            return StatementContended(f"PostgreSQL: {describe_connection_error(error)}")
         why = str(error) or "no answer in the statement's time: the server is overloaded, or a lock blocks it"
         return StatementContended(f"PostgreSQL: {type(error).__name__}: {why}")
     return _as_unavailable(error)
@@ -144,6 +152,8 @@ def describe_connection_error(error: Exception) -> str:
     state = _sqlstate(error)
     if state.startswith("28"):
         return f"{error} (SQLSTATE {state}); check user and password in {DSN_SETTING}"
+    if state in _TO_CHECK:
+        return f"{error}; check {_TO_CHECK[state]}"
     if is_out_of_files(error):
         return OUT_OF_FILES
     if isinstance(error, socket.gaierror):
@@ -151,7 +161,7 @@ def describe_connection_error(error: Exception) -> str:
     elif isinstance(error, ConnectionRefusedError) or "Connect call failed" in str(error):
         why = "connection refused"
     elif isinstance(error, TimeoutError):
-        return f"no answer in time; check {DSN_SETTING}, the server's load, and locks (pg_stat_activity)"
+        return f"no answer in time; check {DSN_SETTING}, {_LOAD}"
     elif isinstance(error, asyncpg.InternalClientError):  # of the driver, whose text names its own states
         return "the connection broke off during a statement"
     elif isinstance(error, OSError) and "SSL upgrade" in str(error):

@@ -139,6 +139,11 @@ def _translate_errors() -> Iterator[None]:
         yield
     except (OSError, asyncpg.InvalidAuthorizationSpecificationError, asyncpg.CannotConnectNowError) as error:
         raise RegistryUnreachable(f"PostgreSQL: {describe_connection_error(error)}") from error
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise RegistryError(
+            f"PostgreSQL: {error}. An operator must correct this: grant what `openapi-tool sql grants --registration` "
+            "prints"
+        ) from error
     except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
         raise RegistryError(f"PostgreSQL: {type(error).__name__}: {error}") from error
     except NeedsOperator as refusal:
