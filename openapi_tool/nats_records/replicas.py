@@ -7,8 +7,8 @@ import logging
 from nats.js.errors import NotFoundError
 
 from openapi_tool.nats_client.client import BusClient
-from openapi_tool.nats_client.connection_errors import Denied
 from openapi_tool.nats_client.connection import outage_as_unavailable
+from openapi_tool.nats_client.connection_errors import Denied
 from openapi_tool.nats_client.options import DurableOptions
 
 log = logging.getLogger(__name__)

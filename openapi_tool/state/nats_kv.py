@@ -21,8 +21,8 @@ from nats.js.errors import (
 )
 from nats.js.kv import KeyValue
 
-from openapi_tool.nats_client.connection_errors import Denied
 from openapi_tool.nats_client.connection import outage_as_unavailable
+from openapi_tool.nats_client.connection_errors import Denied
 from openapi_tool.state.port import AccessDenied, OnChange, Stored
 
 MAX_VALUE_BYTES = 256 * 1024

@@ -141,7 +141,9 @@ async def test_a_database_of_the_other_version(
     message = await reason(POSTGRES, dsn, stack.nats.url, caplog)
     where = f"PostgreSQL at {address_of(dsn)} (database {v1r3_database})"
     assert message.startswith(f"{where}: this is a database of protocol v1r3, but v1r4 is configured for it. ")
-    assert message.endswith("set protocol.version, or name the database of a kernel of that version in postgres.dsn (PG_DSN)")
+    assert message.endswith(
+        "set protocol.version, or name the database of a kernel of that version in postgres.dsn (PG_DSN)"
+    )
 
 
 @requirement("start.reasons")

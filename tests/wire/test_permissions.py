@@ -30,8 +30,8 @@ from openapi_tool.local.caller import STREAM, Caller
 from openapi_tool.local.servers import NatsServer
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.nats_client.client import BusClient
-from openapi_tool.nats_client.connection_errors import Denied
 from openapi_tool.nats_client.connection import connected
+from openapi_tool.nats_client.connection_errors import Denied
 from openapi_tool.nats_records.record_store import BUDGETS, LIMITS
 from openapi_tool.nats_records.replica_statistics import gather_stats
 from openapi_tool.nats_records.replicas import replica_count

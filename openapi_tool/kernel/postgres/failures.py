@@ -156,19 +156,20 @@ def describe_connection_error(error: Exception) -> str:
         return f"{error}; check {_TO_CHECK[state]}"
     if is_out_of_files(error):
         return OUT_OF_FILES
+    check = f"; check {DSN_SETTING}"
     if isinstance(error, socket.gaierror):
-        why = "the host's name cannot be resolved"
+        why = f"the host's name cannot be resolved{check}"
     elif isinstance(error, ConnectionRefusedError) or "Connect call failed" in str(error):
-        why = "connection refused"
+        why = f"connection refused{check}"
     elif isinstance(error, TimeoutError):
-        return f"no answer in time; check {DSN_SETTING}, {_LOAD}"
+        why = f"no answer in time{check}, {_LOAD}"
     elif isinstance(error, asyncpg.InternalClientError):  # of the driver, whose text names its own states
-        return "the connection broke off during a statement"
+        why = "the connection broke off during a statement"
     elif isinstance(error, OSError) and "SSL upgrade" in str(error):
-        why = "it does not speak PostgreSQL's protocol, or not with TLS"
+        why = f"it does not speak PostgreSQL's protocol, or not with TLS{check}"
     else:
-        return f"{type(error).__name__}: {error}"
-    return f"{why}; check {DSN_SETTING}"
+        why = f"{type(error).__name__}: {error}"
+    return why
 
 
 def located(problem: str, pool: PoolOptions) -> str:
