@@ -1,4 +1,4 @@
-"""Errors of a call, as one tree; ARCHITECTURE.md ("Errors") lists their effects."""
+"""Errors of a call, as one tree; docs/internal/changing.md ("Errors") lists their effects."""
 
 from __future__ import annotations
 
