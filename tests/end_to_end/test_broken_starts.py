@@ -72,7 +72,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 async def reason(
-    dependency: str, dsn: str, servers: str, caplog: pytest.LogCaptureFixture, attempts: int = 4, **login: Any
+    dependency: str, dsn: str, servers: str, caplog: pytest.LogCaptureFixture, attempts: int = 3, **login: Any
 ) -> str:
     """Start; return why the dependency is unavailable, which must be in one log line.
 
