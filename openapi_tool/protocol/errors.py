@@ -181,7 +181,11 @@ class ReportRefused(Unanswerable):
 
 
 class Unavailable(ExecutorError):
-    """PostgreSQL or NATS is unavailable; `problem` is the message without the remedy."""
+    """PostgreSQL or NATS is unavailable; `problem` is the message without the remedy.
+
+    A gateway answers its calls nevertheless: what it could not store is logged, and what it could not look for counts
+    as absent.
+    """
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
