@@ -111,11 +111,11 @@ def _json(response: httpx.Response) -> Any:
 
 
 def _items(response: httpx.Response) -> list[Any]:
-    body = _json(response)  # a list, or an object with one
-    items = (
-        body if isinstance(body, list) else next((item for item in dict(body).values() if isinstance(item, list)), [])
-    )
-    return [row for row in items if isinstance(row, dict)]
+    """Return the rows of a response: a list, or an object with a list in one of its members."""
+    body = _json(response)
+    candidates = [body] if isinstance(body, list) else dict(body).values()
+    rows = next((candidate for candidate in candidates if isinstance(candidate, list)), [])
+    return [row for row in rows if isinstance(row, dict)]
 
 
 def _reason(response: httpx.Response) -> str:

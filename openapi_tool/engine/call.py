@@ -1,4 +1,4 @@
-"""One tool call while it runs: made once by the front end, and carried to everything that works for it."""
+"""One tool call while it runs: made once by its door, and carried to everything that works for it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class CallMemory(Protocol):
 class Call:
     """Who calls, and what the call has used so far.
 
-    - `identity`: as the front end names them.
+    - `identity`: as the door names them.
     - `memory`: leave it once the result is stored. A shared request may keep it longer.
     - `slot`: given up while a request waits for a permit.
     - `recheck`: raises ToolError once the call may send no more requests.

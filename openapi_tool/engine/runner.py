@@ -1,6 +1,6 @@
-"""Run one tool call for any front end: arguments, policy, deadline, cursor, upstream, result.
+"""Run one tool call for any door: arguments, policy, deadline, cursor, upstream, result.
 
-The front end decides owner, definition and deadline, and stores the outcome.
+The door makes the `Call`, finds the definition, sets the deadline, and stores the result.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class ToolRunner:
             full_text = shown.full_text
         except Exception as cause:  # noqa: BLE001 - failure_result logs defects
             fields, full_text = self.failure_result(call, definition.tool_name, cause, started, tool, session), None
-        if call.budget is not None:  # before any front end stores the result, so that no crash loses its cost
+        if call.budget is not None:  # before the door stores the result, so that no crash loses its cost
             await shielded(call.budget.wait_until_written(), _WRITE_GRACE_S)
         return RunResult(fields, full_text)
 

@@ -44,14 +44,22 @@ async def open_gateway(
         texts = StoredTexts(state.texts("whole", settings.tools.artifact_ttl_s))
         runner = build_runner(bootstrap, upstream, texts, scope_key)
         untaken = UntakenResults(state.texts("untaken", UNTAKEN_S))
-        seconds = settings.gateway.call_timeout_s, settings.tools.max_timeout_s
-        parts = GatewayParts(runner, *seconds, settings.executor, state, texts, untaken, quotas.budgets)
+        parts = GatewayParts(
+            runner=runner,
+            call_timeout_s=settings.gateway.call_timeout_s,
+            max_timeout_s=settings.tools.max_timeout_s,
+            executor=settings.executor,
+            state=state,
+            texts=texts,
+            untaken=untaken,
+            budgets=quotas.budgets,
+        )
         gateway = Gateway(parts, tools, lambda: reloader.policy)
         reloader.use_keys, reloader.use_limits = quotas.limiter.keys.set_secrets, quotas.limiter.use
         reloader.add(runner)
         health = bootstrap.health
-        for of_kernel in DEPENDENCIES:
-            health.dependencies.pop(of_kernel, None)
+        for dependency_of_kernel in DEPENDENCIES:
+            health.dependencies.pop(dependency_of_kernel, None)
         health.limits, health.keys = quotas.limiter.snapshot, quotas.limiter.keys.snapshot
         health.configured_limits = quotas.limiter.configured
         health.budgets, health.budget_outage = quotas.budgets.snapshot, quotas.budgets.outage

@@ -139,8 +139,9 @@ class JinaBackend:
     async def run(self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, call: Call) -> ToolOutput:
         """Send the upstream requests and read the responses, within the memory of the call. Raises ToolError."""
         if self._budgets is not None and (self._budgets.limited or definition.budget is not None):
-            names = (*call.charged_agent, arguments.session, definition.tool_name)
-            call.budget = self._budgets.charge(Spender(*names, definition.budget))
+            project, agent = call.charged_agent
+            spender = Spender(project, agent, arguments.session, definition.tool_name, definition.budget)
+            call.budget = self._budgets.charge(spender)
         items = batch_items(definition, arguments, self._options.tools.max_batch_items)
         if items is None:
             output = await self._run_one(definition, arguments, deadline, call)

@@ -1,4 +1,4 @@
-"""Errors of a call, as one tree; docs/internal/changing.md ("Errors") lists their effects."""
+"""Errors of a call, as one tree; ARCHITECTURE.md ("Errors") lists their effects."""
 
 from __future__ import annotations
 
@@ -181,7 +181,11 @@ class ReportRefused(Unanswerable):
 
 
 class Unavailable(ExecutorError):
-    """PostgreSQL or NATS is unavailable; `problem` is the message without the remedy."""
+    """PostgreSQL or NATS is unavailable; `problem` is the message without the remedy.
+
+    A gateway answers its calls nevertheless: what it could not store is logged, and what it could not look for counts
+    as absent.
+    """
 
     def __init__(self, message: str) -> None:
         super().__init__(message)

@@ -70,7 +70,7 @@ class ClaimedIdentity:
 class CallIdentity:
     """Who calls: project and agent, to which sessions, cursors and stored texts belong, and the ids of the call.
 
-    An id that a front end does not have is empty or None; a call of the kernel has channel, turn and tool call id.
+    An id that a door does not have is empty or None; a call of the kernel has channel, turn and tool call id.
     """
 
     project_id: str

@@ -107,7 +107,11 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True)
 class CallRecords:
-    """Rows of a call; `reported_inbox_id` is that of its tool_result, which may exist without its card."""
+    """Rows of a call.
+
+    `worker_target` is where a doorbell wakes the calling agent's worker; None if the agent is not in the roster.
+    `reported_inbox_id` is that of its tool_result, which may exist without its card.
+    """
 
     card: CardRecord | None
     definition: DefinitionRecord | None

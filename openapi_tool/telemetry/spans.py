@@ -1,4 +1,4 @@
-"""Spans of calls without an exporter, which report and doorbell continue."""
+"""Span contexts that report and doorbell pass on, whether or not spans are exported; shutdown of an exporter."""
 
 from __future__ import annotations
 

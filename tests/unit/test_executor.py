@@ -122,7 +122,7 @@ async def run(backend: Tools, wanted: Request, owner: CallIdentity = OWNER, **op
 
 @requirement("runner.alone")
 async def test_requests_are_counted_for_the_agent_of_the_call() -> None:
-    """Budgets and the queue for permits read it; without it all agents of a front end would share one budget."""
+    """Budgets and the queue for permits read it; without it all agents of a door would share one budget."""
     backend = Tools(ToolOutput((Item("the page"),)))
     for agent in ("one", "two"):
         await run(backend, request(), replace(OWNER, agent_id=agent))

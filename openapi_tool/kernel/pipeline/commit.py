@@ -42,16 +42,17 @@ class ResultCommitter:
         It is parked after `_PARK_AFTER_S`, for an executor that reaches the database; if it is too large, retry here
         instead.
         """
-        commit = partial(self.kernel.commit, card, report, result.artifact), partial(self.kernel.is_turn_busy, report)
+        commit = partial(self.kernel.commit, card, report, result.artifact)
+        is_busy = partial(self.kernel.is_turn_busy, report)
         park_after_s = min(_PARK_AFTER_S, self.retry_timeout_s)
         try:
-            return await self._commit(wait, *commit, park_after_s)
+            return await self._commit(wait, commit, is_busy, park_after_s)
         except (Exception, asyncio.CancelledError) as failure:
             parked = result.parked or await self.parked.park(wait.identity, result)
             if parked or not isinstance(failure, Unavailable) or self.retry_timeout_s <= park_after_s:
                 raise
         try:
-            return await self._commit(wait, *commit, self.retry_timeout_s - park_after_s, retry=True)
+            return await self._commit(wait, commit, is_busy, self.retry_timeout_s - park_after_s, retry=True)
         except (Exception, asyncio.CancelledError):
             await self.parked.park(wait.identity, result)  # NATS may have been unavailable at the first attempt
             raise
