@@ -145,6 +145,8 @@ endif
 $(LOCKED): requirements-dev.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "openapi-tool needs Python >= 3.11; name one with: make PYTHON=python3.11"; exit 1; }
+	@test ! -L $(VENV) || { \
+	  echo "$(VENV) is a link: remove it, or the folder behind it would be emptied for a new environment"; exit 1; }
 	@echo "Creating $(VENV)"
 	@$(PYTHON) -m venv --clear $(VENV)
 	@echo "Installing $$(grep -c == requirements-dev.lock) packages into $(VENV); the first time this takes a minute or two"

@@ -121,6 +121,18 @@ m.main()
     assert "pip install 'nats-py[nkeys]~=2.16.0'" in done.stderr
 
 
+def test_an_environment_behind_a_link_is_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "kept").touch()
+    (tmp_path / ".venv").symlink_to("elsewhere")
+    for name in ("Makefile", "requirements-dev.lock"):
+        shutil.copy(ROOT / name, tmp_path)
+    done = subprocess.run(["make", "install"], cwd=tmp_path, capture_output=True, text=True, check=False)  # noqa: S607
+    assert done.returncode == 2
+    assert ".venv is a link: remove it" in done.stdout
+    assert (tmp_path / "elsewhere" / "kept").exists()
+
+
 def test_every_dependency_is_explained() -> None:
     explained = (ROOT / "docs" / "internal" / "dependencies.md").read_text(encoding="utf-8")
     groups = [PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()]
