@@ -47,22 +47,22 @@ class StoredTexts:
         head = {"chars": stored.chars, "sha256": stored.sha256, "items": [list(item) for item in stored.items]}
         text: str = orjson.loads(stored.content)["text"]
         windows = {
-            _name(*owner, start // WINDOW_CHARS): text[start : start + WINDOW_CHARS].encode()
+            text_name(*owner, start // WINDOW_CHARS): text[start : start + WINDOW_CHARS].encode()
             for start in range(0, len(text), WINDOW_CHARS)
         }
-        await self._texts.put_all({_name(*owner): orjson.dumps(head), **windows})
+        await self._texts.put_all({text_name(*owner): orjson.dumps(head), **windows})
 
     async def artifact(self, project_id: str, agent_id: str, card_id: str, start: int, chars: int) -> Artifact | None:
         """Return at most `chars` characters from `start`; None if the text is missing or expired."""
         owner = project_id, agent_id, card_id
-        record = await self._texts.get(_name(*owner))
+        record = await self._texts.get(text_name(*owner))
         if record is None:
             return None
         head = orjson.loads(record)
         first, end = start // WINDOW_CHARS, min(start + chars, head["chars"])
         text = ""
         for number in range(first, -(-end // WINDOW_CHARS)):
-            window = await self._texts.get(_name(*owner, number))
+            window = await self._texts.get(text_name(*owner, number))
             if window is None:
                 return None
             text += window.decode()
@@ -105,7 +105,7 @@ def call_key(identity: CallIdentity, definition: ToolDefinition, arguments: Mapp
 
     Raises TypeError for arguments that are no JSON.
     """
-    return _name(identity.project_id, identity.agent_id, definition.digest.hex(), dict(arguments))
+    return text_name(identity.project_id, identity.agent_id, definition.digest.hex(), dict(arguments))
 
 
 def may_store(definition: ToolDefinition, arguments: Mapping[str, Any]) -> bool:
@@ -114,8 +114,13 @@ def may_store(definition: ToolDefinition, arguments: Mapping[str, Any]) -> bool:
     return not any(value for name, value in given.items() if fold(name).replace("-", "") in _UNTRACKED)
 
 
-def _name(*parts: object) -> str:
-    return hashlib.blake2b(orjson.dumps(parts, option=orjson.OPT_SORT_KEYS), digest_size=20).hexdigest()
+def text_name(project: str, *parts: object) -> str:
+    """Return the name of a text of a project, which begins with its owner's as `Texts` says."""
+    return f"{_digest(project, 4)}.{_digest((project, *parts), 20)}"
+
+
+def _digest(value: object, size: int) -> str:
+    return hashlib.blake2b(orjson.dumps(value, option=orjson.OPT_SORT_KEYS), digest_size=size).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

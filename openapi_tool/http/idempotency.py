@@ -12,6 +12,7 @@ from typing import Any, Self
 import orjson
 
 from openapi_tool.gateway.calls import Caller
+from openapi_tool.gateway.stored import text_name
 from openapi_tool.http.problems import Problem
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.state.port import Texts
@@ -41,7 +42,7 @@ class Idempotency:
             what = _digest(tool, dict(arguments))
         except TypeError:
             what = ""  # not JSON within its limits: the call refuses it
-        return IdempotentRequest(self._texts, self._running, _digest(caller.project_id, caller.agent_id, key), what)
+        return IdempotentRequest(self._texts, self._running, text_name(caller.project_id, caller.agent_id, key), what)
 
 
 class IdempotentRequest:

@@ -73,7 +73,10 @@ class ListedRecords(Records, Protocol):
 
 
 class Texts(Protocol):
-    """Texts by name that expire some time after they were stored; every method raises Unavailable."""
+    """Texts by name that expire some time after they were stored; every method raises Unavailable.
+
+    A name may begin with that of its owner and a dot: a full file drops texts of the owner with the most bytes first.
+    """
 
     async def put(self, name: str, text: bytes) -> None:
         """Store or replace a text."""

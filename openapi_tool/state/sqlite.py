@@ -59,6 +59,9 @@ CREATE INDEX calls_by_id ON calls (project, tool_call_id);
 """
 _CHECKED_PAGES = 8_192  # of 4 KiB: a larger file would delay the start; damage is then found by what reads it
 _FOREVER = 1e12
+_OWNER = "substr(name, 1, instr(name, '.'))"
+_LARGEST = f"SELECT bucket, {_OWNER} FROM texts GROUP BY 1, 2 ORDER BY sum(bytes) DESC LIMIT 1"  # noqa: S608 - constant
+_LARGEST_FIRST = f"SELECT rowid, bytes FROM texts ORDER BY (bucket, {_OWNER}) = ({_LARGEST}) DESC, expires"  # noqa: S608
 _PURGES = "purges"  # bucket of one record without a value, whose revision is that of the last purge
 _LAST_PURGE = f"SELECT coalesce(max(revision), 0) FROM records WHERE bucket = '{_PURGES}'"  # noqa: S608
 
@@ -298,13 +301,14 @@ def _drop_expired(connection: sqlite3.Connection, now: float) -> None:
 
 
 def _drop_excess(connection: sqlite3.Connection) -> None:
-    """Delete texts beyond the limit: of the largest bucket first, so that no flood of one kind takes all of another."""
+    """Delete texts beyond the limit: of the owner with the most bytes in a bucket first, and of these the oldest.
+
+    So no flood of one owner or kind takes all of another.
+    """
     excess = _one(connection, "SELECT coalesce(sum(bytes), 0) FROM texts") - MAX_TEXTS_BYTES
     if excess <= 0:
         return
-    largest = "SELECT bucket FROM texts GROUP BY bucket ORDER BY sum(bytes) DESC LIMIT 1"
-    ordered = f"SELECT rowid, bytes FROM texts ORDER BY bucket = ({largest}) DESC, expires"  # noqa: S608 - a constant
-    for rowid, size in connection.execute(ordered).fetchall():
+    for rowid, size in connection.execute(_LARGEST_FIRST).fetchall():
         if excess <= 0:
             return
         connection.execute("DELETE FROM texts WHERE rowid = ?", (rowid,))

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from openapi_tool.gateway.stored import text_name
 from openapi_tool.options.budgets import BudgetOptions
 from openapi_tool.protocol.errors import BudgetExceeded, Unavailable
 from openapi_tool.quotas.budgets import Budgets, Spender
@@ -44,6 +45,7 @@ asyncio.run(main())
 _RESERVE = """
 import asyncio, sys, time
 from pathlib import Path
+from openapi_tool.gateway.stored import text_name
 from openapi_tool.options.budgets import BudgetOptions
 from openapi_tool.quotas.budgets import Budgets, Spender
 from openapi_tool.state.sqlite import StateFile
@@ -383,6 +385,17 @@ async def test_texts_of_one_kind_do_not_take_the_place_of_another(monkeypatch: p
             await later.put(name, bytes(1_000))
         assert await soon.get("result") is not None
         assert [await later.get(name) is not None for name in "abc"] == [False, True, True]
+
+
+async def test_texts_of_one_project_do_not_take_the_place_of_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite, "MAX_TEXTS_BYTES", 4_500)
+    async with aclosing(StateFile.open(MEMORY)) as state:
+        texts, quiet = state.texts("whole", 60), text_name("quiet", "a", "1")
+        flood = [text_name("flood", "a", number) for number in range(6)]
+        for name in (quiet, *flood):
+            await texts.put(name, bytes(1_000))
+        assert await texts.get(quiet) is not None
+        assert [await texts.get(name) is not None for name in flood] == [False] * 3 + [True] * 3
 
 
 async def test_a_text_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
