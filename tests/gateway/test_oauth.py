@@ -8,6 +8,7 @@ import json
 import ssl
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -262,19 +263,30 @@ async def test_the_gateway_tells_where_tokens_come_from_and_serves_who_has_one(s
 async def test_a_stream_ends_after_its_jwt(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would otherwise keep its place among the connections."""
     monkeypatch.setattr("openapi_tool.http.access._TOKEN_CHECK_S", 0.05)
-    monkeypatch.setattr("openapi_tool.gateway.jwts.LEEWAY_S", 0.0)
-    async with serve(jwts=Issuer().jwts, gateway={"call_timeout_s": 1}) as served:
+    async with serve(jwts=Issuer().jwts) as served:
         body, headers = modern_message("subscriptions/listen", {"notifications": {"toolsListChanged": True}})
 
-        async def listen(client: httpx.AsyncClient) -> None:
+        async def listen(client: httpx.AsyncClient, began: asyncio.Event) -> None:
             async with client.stream("POST", "/mcp", content=body, headers=headers) as answer:
                 assert answer.status_code == 200
+                began.set()
                 await answer.aread()
 
-        async with served.client(signed(exp=time.time() + 1)) as brief, served.client(signed()) as unaffected:
-            ending, staying = (asyncio.create_task(listen(client)) for client in (brief, unaffected))
+        async with served.client(signed()) as brief, served.client(signed(exp=time.time() + 3_600)) as unaffected:
+            listeners = []
+            for client in (brief, unaffected):
+                began = asyncio.Event()
+                listeners.append(asyncio.create_task(listen(client, began)))
+                async with asyncio.timeout(30):
+                    await began.wait()
+            await asyncio.sleep(0.2)
+            ending, staying = listeners
+            assert not ending.done()
+            later = SimpleNamespace(time=lambda: time.time() + 1_800)
+            monkeypatch.setattr("openapi_tool.http.access.time", later)
             with pytest.raises(httpx.TransportError):
-                await ending
+                async with asyncio.timeout(30):
+                    await ending
             assert not staying.done()
             staying.cancel()
 
