@@ -6,20 +6,21 @@ Tokens are not proportional to characters: one is a quarter of a token in Englis
 from __future__ import annotations
 
 import re
+import string
 from bisect import bisect_right
 from collections import Counter
 from functools import lru_cache
 
-_WORD = re.compile(r"[A-Za-z]++")
-_DIGITS = re.compile(r"[0-9]{1,3}+")
-_SIGN = re.compile(r"[!-/:-@\[-`{-~]")
 _LINE_END = re.compile(r"\n\s*+")
-_NOT_ASCII = re.compile(r"[^\x00-\x7f]")
+_SIGNS = string.punctuation.encode()
+_DIGITS_ALONE = bytes(char if chr(char) in string.digits else ord(" ") for char in range(256))
+_LOWER_WORDS = bytes(ord(chr(char).lower()) if chr(char) in string.ascii_letters else ord(" ") for char in range(256))
+"""Tables for `bytes.translate`, which is much faster than a regular expression."""
 _COMMON_WORDS = """
 the of and to in is for that with or this be as are it on by not if an a de la le les el los que en et des du un una une
 por para se os o do da e y und der die das den von zu il di che per w het van een
 """
-_COMMON = frozenset(_COMMON_WORDS.split())
+_COMMON = frozenset(_COMMON_WORDS.encode().split())
 """Words of languages whose longer words are mostly one token."""
 _COMMON_SHARE = 0.25  # fraction of these words in a text of such a language
 _SHORT_WORD = 5
@@ -53,26 +54,24 @@ _STARTS = [start for start, _ in _PER_CHARACTER]
 
 def estimate_tokens(text: str) -> int:
     """Estimate the number of tokens of a text."""
-    tokens = _ascii_tokens(text)
+    tokens = _ascii_tokens(text.encode("ascii", "replace")) + len(_LINE_END.findall(text)) * _PER_LINE_END
     if not text.isascii():
-        tokens += sum(_of_character(char) * count for char, count in Counter(_NOT_ASCII.findall(text)).items())
+        # Each of them has become a `?`, which is a sign.
+        others = {char: count for char, count in Counter(text).items() if not char.isascii()}
+        tokens += sum((_of_character(char) - _PER_SIGN) * count for char, count in others.items())
     return round(tokens)
 
 
-def _ascii_tokens(text: str) -> float:
-    words = _WORD.findall(text)
-    extra_letters = sum(len(word) - _SHORT_WORD for word in words if len(word) > _SHORT_WORD)
+def _ascii_tokens(text: bytes) -> float:
+    words = text.translate(_LOWER_WORDS).split()
+    extra_letters = sum([len(word) - _SHORT_WORD for word in words if len(word) > _SHORT_WORD])
     # 1 for the languages of `_COMMON`, 0 for others.
-    common_weight = min(1.0, sum(word.lower() in _COMMON for word in words) / (_COMMON_SHARE * max(1, len(words))))
+    common_weight = min(1.0, sum(map(_COMMON.__contains__, words)) / (_COMMON_SHARE * max(1, len(words))))
     per_word = _PER_WORD * common_weight + _PER_RARE_WORD * (1 - common_weight)
     per_letter = _PER_LETTER * common_weight + _PER_RARE_LETTER * (1 - common_weight)
-    return (
-        len(words) * per_word
-        + extra_letters * per_letter
-        + len(_DIGITS.findall(text)) * _PER_DIGITS
-        + len(_SIGN.findall(text)) * _PER_SIGN
-        + len(_LINE_END.findall(text)) * _PER_LINE_END
-    )
+    groups_of_digits = sum([(len(digits) + 2) // 3 for digits in text.translate(_DIGITS_ALONE).split()])
+    signs = len(text) - len(text.translate(None, delete=_SIGNS))
+    return len(words) * per_word + extra_letters * per_letter + groups_of_digits * _PER_DIGITS + signs * _PER_SIGN
 
 
 @lru_cache(maxsize=4_096)
