@@ -7,12 +7,14 @@ import hashlib
 import secrets
 import sys
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from cachetools import TTLCache
 
 from openapi_tool.concurrency.cancellation import shielded
+from openapi_tool.concurrency.long_steps import without_other_long_steps
 from openapi_tool.jina.byte_semaphore import RequestContext, memory_of
 from openapi_tool.jina.failures import too_late
 from openapi_tool.jina.options import CacheOptions
@@ -91,6 +93,7 @@ class ResponseCache:
         if (cached := self._responses.get(key)) is not None:
             # Small responses are not counted: reserving memory would cost more than they occupy.
             await _hold(context, memory_of(cached) if len(cached) > SMALL else 0, deadline)
+            await without_other_long_steps(len(cached))
             metrics.CACHE_HITS.inc()
             return replace(unpack_output(unpack(cached)), usage=NO_USAGE, cached=True)
         joined = key in self._in_flight
@@ -122,7 +125,9 @@ class ResponseCache:
 
     async def _run(self, key: bytes, request: Coroutine[Any, Any, ToolOutput]) -> ToolOutput:
         output = await request
-        if items_chars(output.items) <= self._options.max_bytes:
+        if (size := items_chars(output.items)) <= self._options.max_bytes:
+            with suppress(asyncio.CancelledError):  # it is paid for, so store it all the same
+                await without_other_long_steps(size)
             packed = pack_output(output)
             if _size(packed) <= self._options.max_bytes:
                 self._responses[key] = packed

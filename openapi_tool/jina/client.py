@@ -15,6 +15,7 @@ from typing import Any, cast
 import httpx
 from pydantic import SecretStr
 
+from openapi_tool.concurrency.long_steps import without_other_long_steps
 from openapi_tool.isolation.pool import PoolBusy, TaskKilled, WorkerPool
 from openapi_tool.jina.byte_semaphore import RequestContext, memory_of
 from openapi_tool.jina.failures import ONCE, SOME, too_late
@@ -133,6 +134,7 @@ class JinaClient:
             # given up may still refer to them.
             with suppress(BufferError):
                 body.clear()
+        await without_other_long_steps(answer.size)
         return response_result(answer)
 
     async def _read_in_worker(

@@ -33,6 +33,11 @@ class Payload(NamedTuple):
     value: JsonObject
     blobs: Sequence[memoryview] = ()
 
+    @property
+    def size(self) -> int:
+        """Bytes of the blobs together."""
+        return sum(map(len, self.blobs))
+
     def texts(self) -> list[str]:
         """Return the blobs as texts. Raises ValueError if one is not UTF-8."""
         return [str(blob, "utf-8") for blob in self.blobs]

@@ -12,6 +12,7 @@ from typing import Any
 import asyncpg
 
 from openapi_tool.concurrency.fair_semaphore import FairSemaphore
+from openapi_tool.concurrency.long_steps import without_other_long_steps
 from openapi_tool.kernel.postgres.commit import Mode
 from openapi_tool.kernel.postgres.failures import (
     ADMIT_RESULTS,
@@ -137,7 +138,8 @@ class KernelStore:
         """
         stored = (artifact.card_id, artifact.content, artifact.metadata, artifact.ttl_s) if artifact else (None,) * 4
         new_card = card.content, card.metadata, *stored
-        return await self._write(self._sql.COMMIT, card.card_id, report, condition, new_card)
+        size = len(artifact.content) if artifact else 0
+        return await self._write(self._sql.COMMIT, card.card_id, report, condition, new_card, size)
 
     async def report(self, card_id: str, report: Report, condition: TurnCondition | None = None) -> bool:
         """Write inbox row and edge for a result card that exists already; otherwise as `commit`."""
@@ -162,6 +164,7 @@ class KernelStore:
         report: Report,
         condition: TurnCondition | None,
         card: tuple[Any, ...] = (),
+        size: int = 0,
     ) -> bool:
         quiet_s = None if condition is None else condition.quiet_s
 
@@ -169,6 +172,7 @@ class KernelStore:
             return self._sql.report_values(card_id, report, mode, quiet_s)
 
         async with self._connection(report.project_id) as connection:
+            await without_other_long_steps(size)
             try:
                 if condition is None:
                     row = await connection.fetchrow(statement, *values(Mode.AT_ONCE), *card)
