@@ -85,7 +85,8 @@ def load_definitions(files: Sequence[Path]) -> list[LoadedDefinition]:
 def _lint(
     sources: Sequence[tuple[str, Source]], settings: Settings, *, configured: bool = False
 ) -> list[LocatedProblem]:
-    limits, located = lint_limits(settings, configured=configured), _duplicate_names(sources)
+    limits = lint_limits(settings, configured=configured)
+    located = _duplicate_names(sources)
     for name, source in sources:
         problems = source_problems(source, limits, settings.url_policy)
         located += (LocatedProblem(name, *source.position(problem.path), problem) for problem in problems)

@@ -25,8 +25,7 @@ from openapi_tool.kernel.jetstream.permissions import (
     inspect_permissions,
     quota_permissions,
 )
-from openapi_tool.kernel.postgres import privileges as inspection
-from openapi_tool.kernel.postgres.privileges import grant_statements, reader_grants
+from openapi_tool.kernel.postgres.privileges import INSPECT, USAGE, grant_statements, reader_grants
 from openapi_tool.nats_client.users import NatsUser
 from openapi_tool.protocol.subjects import command_stream
 from openapi_tool.settings import Settings, SettingsError, load_settings
@@ -51,12 +50,12 @@ def permissions(*, user: NatsUser, form: Format, stream: str | None) -> None:
         )
         return
     needed = _needed(user, settings, stream).over(nats.jetstream_domain, user.inbox_prefix(nats.inbox_prefix))
-    typer.echo(printable_lines(_shown(needed, form)))
+    typer.echo(printable_lines(_formatted(needed, form)))
     if user is not NatsUser.TOP:
-        print_status(ADMINISTRATOR)
+        print_status(_LOGIN_WARNING)
 
 
-ADMINISTRATOR = (
+_LOGIN_WARNING = (
     "openapi-tool: NATS does not check reply subjects. In one account with the streams, whoever has this login is as "
     "powerful as an administrator of the account's JetStream: it can have answers published on $JS.API, $KV, commands "
     "and dead letters. Give operators accounts of their own: --format accounts"
@@ -66,10 +65,10 @@ ADMINISTRATOR = (
 def _accounts(user: NatsUser, settings: Settings, stream: str | None) -> str:
     """Return the accounts of all users, or that of one operator and what it imports."""
     inboxes = {each: each.inbox_prefix(settings.nats.inbox_prefix) for each in NatsUser}
-    every = user is NatsUser.EXECUTOR
-    operators = [each for each in NatsUser if each.is_operator and (every or each is user)]
+    for_all = user is NatsUser.EXECUTOR
+    operators = [each for each in NatsUser if each.is_operator and (for_all or each is user)]
     return accounts_config(
-        _needed(user, settings, stream) if every else None,
+        _needed(user, settings, stream) if for_all else None,
         {each: _needed(each, settings, stream) for each in operators},
         inboxes,
     )
@@ -99,7 +98,7 @@ def _needed(user: NatsUser, settings: Settings, stream: str | None) -> Permissio
             return SWITCH_PERMISSIONS
 
 
-def _gateway(settings: Settings, command_stream: str) -> Permissions:
+def _gateway(settings: Settings, stream: str) -> Permissions:
     from openapi_tool.gateway import nats_state  # noqa: PLC0415 - no other user needs it
 
     buckets = {nats_state.TOKEN_BUCKET.name: "*"}
@@ -107,13 +106,13 @@ def _gateway(settings: Settings, command_stream: str) -> Permissions:
     return gateway_permissions(
         buckets,
         (nats_state.CALLS.name, f"{nats_state.CALLS.prefix}.*.*.*"),
-        command_stream,
+        stream,
         session_key=settings.session.key is not None,
         quotas=settings.quotas.nats is None,
     )
 
 
-def _shown(needed: Permissions, form: Format) -> str:
+def _formatted(needed: Permissions, form: Format) -> str:
     if form is Format.JSON:
         return json.dumps(needed.as_object())
     if form is Format.SERVER_CONFIG:
@@ -121,20 +120,23 @@ def _shown(needed: Permissions, form: Format) -> str:
     return "\n".join(f"{action:<9} {subject}" for action, subjects in asdict(needed).items() for subject in subjects)
 
 
-_READS = {RoleUser.INSPECT: inspection.INSPECT, RoleUser.USAGE: inspection.USAGE}
+_GRANT_OF_READER = {RoleUser.INSPECT: INSPECT, RoleUser.USAGE: USAGE}
 
 
 def grants(*, role: str | None, registration: bool, user: RoleUser, as_json: bool) -> None:
     """Print the GRANT statements for a role."""
-    reads = _READS.get(user)
-    if registration and reads:
+    reader_grant = _GRANT_OF_READER.get(user)
+    if registration and reader_grant:
         fail(f"--registration: {user} registers no tools; leave out --registration or --for")
     if role is None:
         with suppress(SettingsError):
             role = load_settings().postgres.parsed.user
         role = role or fail("--role: name the database role; the settings have no user in PG_DSN")
     try:
-        statements = reader_grants(role, reads) if reads else grant_statements(role, registration=registration)
+        if reader_grant:
+            statements = reader_grants(role, reader_grant)
+        else:
+            statements = grant_statements(role, registration=registration)
     except ValueError as error:
         fail(f"--role: {error}")
     if as_json:

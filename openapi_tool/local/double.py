@@ -47,11 +47,15 @@ _MAX_REQUEST_BYTES = 1_000_000
 class ResponseRule:
     """Rule for requests whose query or url contains `match`; with `key` only for that key.
 
-    `answer` names the recording for requests without one of their own. Each request takes the next of `statuses`; when
-    they are used up, responses are normal. Above `rate_per_minute` requests in any 60 s the status is 429. Error
-    responses have the header `Retry-After: retry_after`. `body` replaces the text of the response, `body_bytes` sets
-    the length of its content, `echo_headers` adds the request's headers. `drop` aborts the connection `before` the
-    response or after `half` of its body; with `stall` the second half never comes. `recent` are the times of requests.
+    - `answer` names the recording for requests without one of their own.
+    - `delay_s` delays the response; with `hang` none comes.
+    - Each request takes the next of `statuses`; when they are used up, responses are normal.
+    - Above `rate_per_minute` requests in any 60 s the status is 429. `recent` are the times of these requests.
+    - Error responses have the header `Retry-After: retry_after`.
+    - `body` replaces the text of the response, `body_bytes` sets the length of its content, `echo_headers` adds the
+      request's headers.
+    - `drop` aborts the connection `before` the response or after `half` of its body; with `stall` the second half never
+      comes.
     """
 
     match: str = ""
@@ -88,7 +92,7 @@ class Double:
 
     def __init__(self, keys: Mapping[str, str]) -> None:
         self._key_names = {value: name for name, value in keys.items()}
-        self._rules: dict[str, list[ResponseRule]] = {"rules": [], "fallbacks": []}
+        self._rules_by_kind: dict[str, list[ResponseRule]] = {"rules": [], "fallbacks": []}
         self._received: deque[dict[str, Any]] = deque(maxlen=_MAX_LOGGED_REQUESTS)
         self._log_changed = asyncio.Condition()
         self._contexts: dict[str, ssl.SSLContext] = {}
@@ -153,22 +157,26 @@ class Double:
             return _json(401, json.dumps(error_bodies()[401]))
         body = entry["body"].encode()
         content = parse_request(request.host, request.method, request.raw_path, dict(request.headers), body)
-        rule = next(
-            (rule for rule in self._rules["rules"] if rule.matches(content.subject, entry["key"])), ResponseRule()
-        )
+        rules = self._rules_by_kind["rules"]
+        rule = next((rule for rule in rules if rule.matches(content.subject, entry["key"])), ResponseRule())
         entry["hung"] = rule.hang
         await asyncio.sleep(rule.delay_s)
         if rule.hang:
             await asyncio.Event().wait()
         if rule.drop == "before" and request.transport is not None:
-            request.transport.abort()
-        status = 429 if rule.over_rate() else rule.statuses.pop(0) if rule.statuses else web.HTTPOk.status_code
+            request.transport.abort()  # what follows reaches nobody
+        status = web.HTTPOk.status_code
+        if rule.over_rate():
+            status = web.HTTPTooManyRequests.status_code
+        elif rule.statuses:
+            status = rule.statuses.pop(0)
         failed = status != web.HTTPOk.status_code
         if failed:
             text = json.dumps(error_bodies().get(status, {"code": status}))
         else:
             recording = self._recording(content, rule)
-            status, text = recording.status, _padded(_on_site(recording, content), rule.body_bytes)
+            status = recording.status
+            text = _padded(_on_site(recording, content), rule.body_bytes)
         text = text if rule.body is None else rule.body
         headers = {"Retry-After": rule.retry_after} if failed and rule.retry_after is not None else {}
         if rule.echo_headers:
@@ -182,7 +190,7 @@ class Double:
         """Return the recording of the same request, else the rule's `answer`, else that of a fallback."""
         if recording := recording_of(content):
             return recording
-        for each in (rule, *self._rules["fallbacks"]):
+        for each in (rule, *self._rules_by_kind["fallbacks"]):
             if each.answer and each.match in content.subject:
                 return load_recordings()[each.answer]
         raise UnknownRequest(f"no recording answers {content.text()}")
@@ -190,8 +198,8 @@ class Double:
     async def set_rules(self, request: web.Request) -> web.Response:
         """Replace all rules or all fallbacks, whose `answer` serves requests that nothing else answers."""
         kind = request.match_info["kind"]
-        self._rules[kind] = await _rules_in(request)
-        return web.json_response({kind: len(self._rules[kind])})
+        self._rules_by_kind[kind] = await _rules_in(request)
+        return web.json_response({kind: len(self._rules_by_kind[kind])})
 
     async def requests(self, request: web.Request) -> web.Response:
         """Return received requests, oldest first, once there are `at_least` as many."""
@@ -227,7 +235,8 @@ async def _rules_in(request: web.Request) -> list[ResponseRule]:
 
 def _on_site(recording: Recording, content: RequestContent) -> str:
     """Return the recorded body; if another search was recorded, with its results on the site that this one asks for."""
-    text, sites = recording.body.decode(), [value for name, value in content.options if name == "site"]
+    text = recording.body.decode()
+    sites = [value for name, value in content.options if name == "site"]
     if not sites or recording.request == content:
         return text
     return on_site(text, re.split(r"[\s,/\[\]\"]+", sites[0].strip('[" '))[0])

@@ -24,13 +24,13 @@ LINEAGE = ("step_id", "trace_id", "parent_step_id")
 """Metadata that result and artifact cards copy from the call's card."""
 
 MAX_CONTENT_BYTES = 256 * 1024
-MAX_ARGUMENTS = 1_000
+MAX_ARGUMENT_VALUES = 1_000  # at all levels
 MAX_ARGUMENT_DEPTH = 20
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """Call of a model, with `checked_arguments`.
+    """Call of a model; `arguments` are the model's, as `checked_arguments` returned them.
 
     `*_applied` name the arguments that the kernel's worker, not the model, put in its card.
     """
@@ -125,8 +125,8 @@ def _check_shape(arguments: Mapping[str, JsonValue]) -> None:
     count = 0
     for depth, level in enumerate(levels(arguments), start=1):
         count += len(level)
-        if count > MAX_ARGUMENTS:
-            raise BadRequest(f"The tool call has more than {MAX_ARGUMENTS:,} values; call again with fewer.")
+        if count > MAX_ARGUMENT_VALUES:
+            raise BadRequest(f"The tool call has more than {MAX_ARGUMENT_VALUES:,} values; call again with fewer.")
         if depth == MAX_ARGUMENT_DEPTH:
             raise BadRequest(
                 f"The tool call's arguments are nested deeper than {MAX_ARGUMENT_DEPTH} levels; flatten them."

@@ -20,11 +20,15 @@ class ExecutorError(Exception):
 class ToolError(ExecutorError):
     """Failed call that gets a result card (protocol section 8).
 
-    The model sees only `message` (protocol section 7): what happened and what to do instead. `retryable` means that the
-    same request may work later, after `retry_after` seconds; `max_retries` limits its retries within the call.
-    With `timed_out` more time might have helped. `tokens` and `requests` are the cost upstream, `upstream_status` the
-    five-digit status in the upstream's response, `http_status` its HTTP status, `key_variable` the variable of a
-    refused key. `is_concurrency`: a 429 says that too many requests are open, not that too many were sent.
+    The model sees only `message` (protocol section 7): what happened and what to do instead.
+
+    - `retryable`: the same request may work later, after `retry_after` seconds; `max_retries` limits its retries within
+      the call.
+    - `timed_out`: more time might have helped.
+    - `tokens`, `requests`: the cost upstream.
+    - `http_status`: the HTTP status of the upstream's response; `upstream_status`: the five-digit one in its body.
+    - `key_variable`: the variable of a refused key.
+    - `is_concurrency`: a 429 says that too many requests are open, not that too many were sent.
     """
 
     code: ClassVar[str] = "internal_error"
@@ -218,6 +222,7 @@ def without_traceback(error: E) -> E:
     link: BaseException | None = error
     while link is not None:
         link.__traceback__ = None
-        cause, link.__cause__, link.__context__ = link.__cause__ or link.__context__, None, None
+        cause = link.__cause__ or link.__context__
+        link.__cause__ = link.__context__ = None
         link = cause
     return error

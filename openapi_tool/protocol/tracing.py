@@ -25,7 +25,7 @@ class SpanContext:
 
 @dataclass(frozen=True, slots=True)
 class TraceLink:
-    """Parent of the report's span; `linked` is the inbound span of another trace, as in OpenTelemetry."""
+    """Parent of the report's span; `linked` is the inbound span if it is of another trace, for a link to it."""
 
     parent: SpanContext
     tracestate: str | None
@@ -44,9 +44,10 @@ def parse_traceparent(header: str) -> SpanContext:
 
 
 def new_root(trace_id: str | None = None) -> SpanContext:
-    """Return a root span of this trace, or of a new one if `trace_id` is not W3C's."""
-    valid = trace_id is not None and _TRACE_ID.fullmatch(trace_id) is not None and trace_id.strip("0")
-    return SpanContext(trace_id if trace_id and valid else secrets.token_hex(16), new_span_id())
+    """Return a root span of this trace, or of a new one without a `trace_id` that W3C allows."""
+    if trace_id is None or not _TRACE_ID.fullmatch(trace_id) or not trace_id.strip("0"):
+        trace_id = secrets.token_hex(16)
+    return SpanContext(trace_id, new_span_id())
 
 
 def new_span_id() -> str:

@@ -93,14 +93,13 @@ class ExportingTracer:
         state = TraceState.from_header([self._masked(link.tracestate)]) if link.tracestate else None
         span = self._tracer.start_span(
             self._masked(name),
-            _in(_context(link.parent, state)),
+            _context_with_span(_span_context(link.parent, state)),
             SpanKind.CONSUMER,
             # The inbound span, if it is of another trace.
-            links=[trace.Link(_context(link.linked))] if link.linked else (),
+            links=[trace.Link(_span_context(link.linked))] if link.linked else (),
             start_time=ns(time.monotonic() if began is None else began),
         )
-        context = span.get_span_context()
-        span_id = trace.format_span_id(context.span_id)
+        span_id = trace.format_span_id(span.get_span_context().span_id)
         made = CallSpan(SpanContext(link.parent.trace_id, span_id, link.parent.flags), link.tracestate)
         error: Exception | None = None
         try:
@@ -124,7 +123,7 @@ class ExportingTracer:
         ended = ns(time.monotonic())
         attributes: Attributes = {_ATTRIBUTE_OF_ID.get(name, name): value for name, value in named.items()}
         if facts is not None:
-            attributes |= _call(facts)
+            attributes |= _call_attributes(facts)
         if error_type := (facts and facts.error_code) or (error and type(error).__name__):
             attributes["error.type"] = error_type
         if error is not None:  # without its traceback
@@ -132,7 +131,7 @@ class ExportingTracer:
             span.add_event("exception", event, ended)
         self._set(span, attributes)
         span.end(ended)
-        parent = _in(span.get_span_context())
+        parent = _context_with_span(span.get_span_context())
         for child in _children(facts) if facts is not None else ():
             phase = self._tracer.start_span(child.name, parent, child.kind, start_time=ns(child.start))
             self._set(phase, child.attributes)
@@ -194,16 +193,16 @@ def _ns_since_epoch() -> Callable[[float], int]:
     return lambda monotonic: offset + round(monotonic * 1e9)
 
 
-def _in(context: trace.SpanContext) -> Context:
-    return trace.set_span_in_context(trace.NonRecordingSpan(context), Context())
+def _context_with_span(span_context: trace.SpanContext) -> Context:
+    return trace.set_span_in_context(trace.NonRecordingSpan(span_context), Context())
 
 
-def _context(span: SpanContext, state: TraceState | None = None) -> trace.SpanContext:
+def _span_context(span: SpanContext, state: TraceState | None = None) -> trace.SpanContext:
     flags = trace.TraceFlags(int(span.flags, 16))
     return trace.SpanContext(int(span.trace_id, 16), int(span.span_id, 16), True, flags, state)  # noqa: FBT003 - remote
 
 
-def _call(facts: CallFacts) -> Attributes:
+def _call_attributes(facts: CallFacts) -> Attributes:
     return {
         "gen_ai.operation.name": "execute_tool",
         "gen_ai.tool.name": facts.function_name,
@@ -230,22 +229,22 @@ class _Child(NamedTuple):
 
 
 def _children(facts: CallFacts) -> Iterator[_Child]:
-    received = _messaging("receive") | {
+    received = _messaging_attributes("receive") | {
         "messaging.destination.template": "cg.{version}.{project}.{channel}.cmd.tool.{target}.{suffix}"
     }
     yield _Child("queue", SpanKind.CONSUMER, facts.began - facts.age_s, facts.began, received)
     yield _Child("load", SpanKind.CLIENT, facts.began, facts.loaded, {"db.system.name": "postgresql"})
     for begin, end in facts.permit_waits:
         yield _Child("wait for permit", SpanKind.INTERNAL, begin, end, {})
-    yield from map(_attempt, facts.attempts)
+    yield from map(_attempt_span, facts.attempts)
     if facts.commit is not None:
         yield _Child("commit", SpanKind.CLIENT, *facts.commit, {"db.system.name": "postgresql"})
     if facts.wakeup is not None:
-        sent = _messaging("send") | {"messaging.destination.name": facts.wakeup_subject}
+        sent = _messaging_attributes("send") | {"messaging.destination.name": facts.wakeup_subject}
         yield _Child("send wakeup", SpanKind.PRODUCER, *facts.wakeup, sent)
 
 
-def _messaging(operation: str) -> Attributes:
+def _messaging_attributes(operation: str) -> Attributes:
     return {
         "messaging.system": "nats",
         "messaging.operation.name": operation,
@@ -253,7 +252,7 @@ def _messaging(operation: str) -> Attributes:
     }
 
 
-def _attempt(attempt: UpstreamAttempt) -> _Child:
+def _attempt_span(attempt: UpstreamAttempt) -> _Child:
     attributes = {
         "http.request.method": attempt.method,
         "server.address": attempt.host,
@@ -304,13 +303,13 @@ class CollectorSession(requests.Session):
         return head
 
 
-_ATTRIBUTES = {
+_ATTRIBUTE_OF_LABEL = {
     "tool": "openapi_tool.built_in",
     "error_code": "error.type",
     "project": "commonground.project.id",
     "host": "server.address",
 }
-"""Names of labels in OpenTelemetry's conventions."""
+"""Names of labels by OpenTelemetry's conventions."""
 
 
 class PeriodicExport:
@@ -360,7 +359,7 @@ def _converted(described: Described, since_ns: int, now_ns: int) -> Metric | Non
     if described.kind == "histogram":
         data = Histogram(_distributions(found, since_ns, now_ns), AggregationTemporality.CUMULATIVE)
     else:
-        points = [NumberDataPoint(_attributes(one.labels), since_ns, now_ns, one.value) for one in found]
+        points = [NumberDataPoint(_attributes_of_labels(one.labels), since_ns, now_ns, one.value) for one in found]
         counts = described.kind == "counter"
         data = Sum(points, AggregationTemporality.CUMULATIVE, is_monotonic=True) if counts else Gauge(points)
     return Metric(described.name, described.text, "s" if described.name.endswith("_seconds") else "", data)
@@ -376,7 +375,7 @@ def _distributions(found: list[Sample], since_ns: int, now_ns: int) -> list[Hist
             totals.append(sample.value)
         elif sample.name.endswith("_sum"):
             counts, total = [int(upper - lower) for lower, upper in pairwise(totals)], int(totals[-1])
-            attributes = _attributes(sample.labels)
+            attributes = _attributes_of_labels(sample.labels)
             points.append(
                 HistogramDataPoint(attributes, since_ns, now_ns, total, sample.value, counts, bounds[:-1], nan, nan)
             )
@@ -384,8 +383,8 @@ def _distributions(found: list[Sample], since_ns: int, now_ns: int) -> list[Hist
     return points
 
 
-def _attributes(labels: Mapping[str, str]) -> dict[str, str]:
-    return {_ATTRIBUTES.get(name, name): value for name, value in labels.items()}
+def _attributes_of_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    return {_ATTRIBUTE_OF_LABEL.get(name, name): value for name, value in labels.items()}
 
 
 def open_exporter(endpoint: str, every_s: float, instance: str) -> PeriodicExport:

@@ -7,8 +7,11 @@ from collections.abc import Collection
 MAIN_NAMES = frozenset({"query", "q", "url", "targeturl"})
 """Folded names of the query or address of a call, in every operation of the catalogue."""
 
-_RECENT = "timerange timefilter recency freshness days daterange period tbs time past"
-_KINDS = "type searchtype topic category vertical"
+# Folded names that models give to tools that do not take them.
+_RECENCY_NAMES = frozenset(
+    {"timerange", "timefilter", "recency", "freshness", "days", "daterange", "period", "tbs", "time", "past"}
+)
+_KIND_NAMES = frozenset({"type", "searchtype", "topic", "category", "vertical"})
 _SINGULAR = {"urls": "url", "links": "url", "queries": "query", "searches": "query"}
 
 
@@ -17,9 +20,9 @@ def hint(folded: str, known: Collection[str]) -> str:
 
     `folded` is its folded name, `known` are the folded names of the arguments that may be given.
     """
-    if folded in _RECENT.split():
+    if folded in _RECENCY_NAMES:
         return next((f"for recent pages give {name}" for name in ("recency", "after") if name in known), "")
-    if folded in _KINDS.split() and "site" in known:
+    if folded in _KIND_NAMES and "site" in known:
         return "it searches web pages only: for news or images say so in query"
     single = _SINGULAR.get(folded)
     if single and folded not in known and single in known:

@@ -40,8 +40,8 @@ class Arguments:
     - `values`: defaults, the model's arguments (names in `by_model`), fixed values; a later one overrides an earlier
       one.
     - `secrets`: values of the `envs` arguments except `api_key`.
-    - `session`: identity derived from `session_id` (`tools/session_scope.py`), of which the first 128 characters are
-      stored.
+    - `session`: the session identity (`tools/session_scope.py`).
+    - `session_id`: the first 128 characters of the argument, for the result card.
     - `key_fallback_reason`: why `key_variable` is `auth_env` although `envs` names another one.
     """
 
@@ -100,9 +100,9 @@ class ArgumentSources:
         # so leave them out here and compute them again below.
         not_from_model = hidden | call.defaults_applied
         given = {name: value for name, value in call.arguments.items() if name not in not_from_model}
-        alias, main = _main_alias(definition, given)
-        if alias is not None:
-            given[main] = given.pop(alias)
+        undeclared, declared = _main_names(definition, given)
+        if undeclared is not None:
+            given[declared] = given.pop(undeclared)
         ids = placeholder_values(identity)
         # A default that the worker merged is used even if the definition no longer contains it.
         defaults = {
@@ -115,7 +115,7 @@ class ArgumentSources:
         resumes = isinstance(given.get(CURSOR), str) and takes_cursor(definition)
         schema = cursor_schema(definition, hidden) if resumes else visible_schema(definition.schema, hidden)
         check = ArgumentCheck(schema, given, defaults, _rules_of(definition, defaults))
-        return Preparation(self, definition, call, identity, ids, envs, alias, check)
+        return Preparation(self, definition, call, identity, ids, envs, undeclared, check)
 
     def resolve(self, definition: ToolDefinition, call: ToolCall, identity: CallIdentity) -> Arguments:
         """Merge defaults, the model's arguments, fixed values and secrets; validate the first two, in this process.
@@ -132,7 +132,7 @@ class Preparation:
     """Arguments of a call before their validation: validate `check`, then `finish` with its result.
 
     Two steps, as the validation may run in another process (`isolation/`). `ids` are the values of placeholders;
-    `alias` is the undeclared name by which the model gave the query or page.
+    `undeclared` is the undeclared name by which the model gave the query or page, if it did.
     """
 
     sources: ArgumentSources
@@ -141,22 +141,24 @@ class Preparation:
     identity: CallIdentity
     ids: Mapping[str, str | None]
     envs: Mapping[str, str]
-    alias: str | None
+    undeclared: str | None
     check: ArgumentCheck
 
     def finish(self, checked: CheckedArguments) -> Arguments:
         """Return the resolved arguments. Raises BadRequest with every offending path, or ToolMisconfigured."""
-        definition, repairs, read_secret = self.definition, checked.repairs, self.sources.read_secret
+        definition = self.definition
+        repairs = checked.repairs
+        read_secret = self.sources.read_secret
         if checked.default_problems:
             raise unusable(definition.tool_name, list(checked.default_problems))
         if checked.problems:
             raise correction_error(list(checked.problems), "The arguments do not fit the tool's parameters. ")
         given = {**self.check.given, **repairs}  # `jina/request.py` omits an argument that is None
-        key, variable, fallback_reason = api_key(self.envs, definition, read_secret)
+        key, key_variable, fallback_reason = api_key(self.envs, definition, read_secret)
         fixed = {name: render_fixed(name, text, self.call, self.ids) for name, text in definition.fixed.items()}
         prepared: dict[str, JsonValue] = {**self.check.defaults, **given, **fixed}
         values = {name: value for name, value in prepared.items() if not is_identity(name)}
-        # Whatever the case and underscores of its name; the last one has the highest precedence.
+        # `session_id` in any case, with or without underscores; the last one has the highest precedence.
         session_id = next((prepared[name] for name in reversed(prepared) if fold(name) == "sessionid"), None)
         project_id, agent_id = self.identity.project_id, self.identity.agent_id
         return Arguments(
@@ -166,13 +168,14 @@ class Preparation:
             api_key=key,
             session=self.sources.sessions.identity(project_id, agent_id, session_id),
             session_id=storable_text(session_id[:_MAX_SESSION_ID_CHARS]) if isinstance(session_id, str) else None,
-            key_variable=variable,
+            key_variable=key_variable,
             key_fallback_reason=fallback_reason,
-            repaired=tuple(sorted({*repairs, *([self.alias] if self.alias is not None else [])})),
+            repaired=tuple(sorted({*repairs, *([self.undeclared] if self.undeclared is not None else [])})),
         )
 
 
 def _rules_of(definition: ToolDefinition, defaults: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """Return the definition's own rules for the arguments that have a default."""
     declared = as_object(definition.schema.get("properties"))
     return {name: declared[name] for name in defaults if name in declared}
 
@@ -182,7 +185,7 @@ def default_problems(definition: ToolDefinition, defaults: Mapping[str, JsonValu
     return argument_check.default_problems(_rules_of(definition, defaults), defaults)
 
 
-def _main_alias(definition: ToolDefinition, given: Mapping[str, JsonValue]) -> tuple[str | None, str]:
+def _main_names(definition: ToolDefinition, given: Mapping[str, JsonValue]) -> tuple[str | None, str]:
     """Return the undeclared name by which the model gave the query or page, if any, and the declared name.
 
     The kernel's own executor takes `q` and `target_url`, also if `parameters` require `query` or `url`, and the other
@@ -284,7 +287,9 @@ def requested_tokens(definition: ToolDefinition, arguments: Arguments) -> int | 
 def tokens_problems(arguments: Arguments) -> list[Problem]:
     """Return the problem of a call's own limit of the tokens to show."""
     value = arguments.values.get(MAX_RESULT_TOKENS)
-    tokens = MIN_RESULT_TOKENS if value in (None, "") else whole_number(value)
+    if value in (None, ""):
+        return []
+    tokens = whole_number(value)
     if tokens is not None and tokens >= MIN_RESULT_TOKENS:
         return []
     return [Problem((MAX_RESULT_TOKENS,), f"must be an integer of at least {MIN_RESULT_TOKENS}")]

@@ -27,7 +27,10 @@ Address = Annotated[str, Field(min_length=1, max_length=16_000, pattern=_NOT_BLA
 Name = Annotated[str, Field(min_length=1)]
 
 _optional = partial(Field, None)
-"""Argument that a model may omit but not set to null; the classes below only declare schemas."""
+"""Argument that a model may omit, but not set to null.
+
+Its type need not allow None, as the classes below only declare schemas.
+"""
 _tokens = partial(_optional, ge=500, le=2_000_000)
 
 
@@ -129,10 +132,14 @@ class _ReadManyArguments(_ReadOptions):
 class Operation:
     """Operation of the upstream; `jina/endpoints.py` adds what definitions and egress rules do not need.
 
-    `name` and `aliases` are values of `mode`. `ability` completes `You can` in exports. `argument` is the model's name
-    of the query or address, `main_parameter` the upstream's, `main_parameter_names` are all its names, folded. `paths`
-    maps paths in definitions to the requested ones; `template` is the path of a GET request with the main parameter in
-    it. `limits` is the prefix of its settings in `[limits]`, `min_tokens` the minimum charge (jina-api section 5).
+    - `name` and `aliases`: values of `mode`.
+    - `ability`: completes `You can` in exports.
+    - `limits`: the prefix of its settings in `[limits]`.
+    - `argument`: the model's name of the query or address. `main_parameter` is the upstream's name of it;
+      `main_parameter_names` are all names of it, folded.
+    - `paths`: maps paths in definitions to the requested ones. `template` is the path of a GET request with the main
+      parameter in it.
+    - `min_tokens`: the minimum charge (jina-api section 5).
     """
 
     name: str
@@ -182,8 +189,9 @@ OPERATIONS = (SEARCH, READER)
 class BuiltInTool:
     """Built-in tool.
 
-    `name` is the canonical name, `api_name` that in manifests, whose system role states `purpose`. `list_argument`
-    holds the items of a batch tool. `suspend_timeout_s` is the recommended wait of a worker.
+    `name` is the canonical name, `api_name` the name in manifests. `purpose` is for the system role of a manifest.
+    `list_argument` is the argument with the items of a batch, None for a tool that takes one. `suspend_timeout_s` is
+    the recommended wait of a worker.
     """
 
     name: str
@@ -230,7 +238,8 @@ def catalogue(*tools: BuiltInTool) -> Mapping[str, BuiltInTool]:
     return found
 
 
-_SEARCH, _READ = frozenset({"network", "search"}), frozenset({"network", "read"})
+_SEARCH_TAGS = frozenset({"network", "search"})
+_READ_TAGS = frozenset({"network", "read"})
 
 CATALOGUE: Mapping[str, BuiltInTool] = catalogue(
     BuiltInTool(
@@ -242,7 +251,7 @@ CATALOGUE: Mapping[str, BuiltInTool] = catalogue(
         "then read the few that matter. For several searches at once use the batch form.",
         purpose="finds pages; gives titles, addresses, dates and snippets, not the pages themselves.",
         arguments=_SearchArguments,
-        tags=_SEARCH,
+        tags=_SEARCH_TAGS,
         suspend_timeout_s=60,
     ),
     BuiltInTool(
@@ -254,7 +263,7 @@ CATALOGUE: Mapping[str, BuiltInTool] = catalogue(
         "Better than many single searches.",
         purpose="several searches in one call.",
         arguments=_SearchManyArguments,
-        tags=_SEARCH,
+        tags=_SEARCH_TAGS,
         suspend_timeout_s=60,
         list_argument="queries",
     ),
@@ -267,7 +276,7 @@ CATALOGUE: Mapping[str, BuiltInTool] = catalogue(
         "at its end and names a cursor: call again with only that cursor for the next part.",
         purpose="the text of one page or PDF.",
         arguments=_ReadArguments,
-        tags=_READ,
+        tags=_READ_TAGS,
         suspend_timeout_s=90,
     ),
     BuiltInTool(
@@ -279,7 +288,7 @@ CATALOGUE: Mapping[str, BuiltInTool] = catalogue(
         "others. Better than many single reads.",
         purpose="several pages in one call.",
         arguments=_ReadManyArguments,
-        tags=_READ,
+        tags=_READ_TAGS,
         suspend_timeout_s=90,
         list_argument="urls",
     ),

@@ -1,6 +1,11 @@
 """Parser of a tool definition as stored in `resource.tools` (protocol sections 4 and 5).
 
 It accepts old forms, but refuses every mistake that could send a key to a wrong place. The linter is stricter.
+
+- Executor: `find_definition` returns the definition from the cache, or an `UnparsedDefinition`. For the latter the
+  caller runs `check_definition`, here or in a worker process (`isolation/service.py`), and then `parse`.
+- Other callers: `parse_definition` does all of it in this process.
+- Linter: `parse_for_linter` returns all problems, and the definition as far as it can be parsed.
 """
 
 from __future__ import annotations
@@ -115,22 +120,22 @@ def upstream_section(options: Mapping[str, JsonValue]) -> tuple[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
-    """Definition or its problems; `memory` is an estimate in bytes."""
+class _ParseResult:
+    """Definition, None if it has problems; `memory` is an estimate in bytes."""
 
     definition: ToolDefinition | None
     problems: list[str]
     memory: int
 
 
-_parse_cache: LRUCache[bytes, _Reading] = LRUCache(MAX_CACHE_BYTES, getsizeof=lambda reading: reading.memory)
+_parse_cache: LRUCache[bytes, _ParseResult] = LRUCache(MAX_CACHE_BYTES, getsizeof=lambda result: result.memory)
 
 
 @dataclass(frozen=True, slots=True)
 class UnparsedDefinition:
-    """Definition that is not in the cache: check its columns, in this process or in another one, then `parse`.
+    """Definition that is not in the cache: run `check_definition`, in this process or in another one, then `parse`.
 
-    `content` is the JSON list of its members, and its size what the cost of a check depends on.
+    `content` is the JSON list of its members; its size bounds the cost of the check.
     """
 
     record: DefinitionRecord
@@ -139,12 +144,12 @@ class UnparsedDefinition:
 
     def parse(self, checked: CheckedDefinition) -> ToolDefinition:
         """Parse and cache. Raises ToolMisconfigured with every problem."""
-        reading = _parse_cache[self.digest] = _read(self.record, checked, self.digest)
-        return _usable(self.record.tool_name, reading)
+        result = _parse_cache[self.digest] = _parse(self.record, checked, self.digest)
+        return _definition_of(result, self.record.tool_name)
 
 
 def find_definition(record: DefinitionRecord) -> ToolDefinition | UnparsedDefinition:
-    """Return a stored definition, cached by content. Raises ToolMisconfigured with every problem."""
+    """Look a stored definition up in the cache, by its content. Raises ToolMisconfigured with every problem."""
     if record.oversized:
         raise unusable(record.tool_name, [f"it is larger than {MAX_ROW_BYTES:,} bytes"])
     if record.unreadable:  # set by kernel/postgres/load.py: valid JSON for PostgreSQL, but not for the parser here
@@ -155,8 +160,8 @@ def find_definition(record: DefinitionRecord) -> ToolDefinition | UnparsedDefini
         beyond = _as_texts(row_problems(record.parameters, record.options))
         raise unusable(record.tool_name, beyond or ["it is not JSON"]) from None
     digest = hashlib.sha256(content).digest()
-    reading = _parse_cache.get(digest)
-    return UnparsedDefinition(record, content, digest) if reading is None else _usable(record.tool_name, reading)
+    cached = _parse_cache.get(digest)
+    return UnparsedDefinition(record, content, digest) if cached is None else _definition_of(cached, record.tool_name)
 
 
 def parse_definition(record: DefinitionRecord) -> ToolDefinition:
@@ -167,10 +172,10 @@ def parse_definition(record: DefinitionRecord) -> ToolDefinition:
     return found.parse(check_definition(record.parameters, record.options))
 
 
-def _usable(tool_name: str, reading: _Reading) -> ToolDefinition:
-    if reading.definition is None:
-        raise unusable(tool_name, reading.problems)
-    return reading.definition
+def _definition_of(result: _ParseResult, tool_name: str) -> ToolDefinition:
+    if result.definition is None:
+        raise unusable(tool_name, result.problems)
+    return result.definition
 
 
 def unusable(tool_name: str, problems: list[str]) -> ToolMisconfigured:
@@ -181,33 +186,33 @@ def unusable(tool_name: str, problems: list[str]) -> ToolMisconfigured:
     return ToolMisconfigured(message, detail={"problems": problems})
 
 
-def _read(record: DefinitionRecord, checked: CheckedDefinition, digest: bytes) -> _Reading:
+def _parse(record: DefinitionRecord, checked: CheckedDefinition, digest: bytes) -> _ParseResult:
     problems = list(checked.beyond)
     if not problems:
-        definition, problems = _DefinitionParser(record).outcome()
+        definition, problems = _DefinitionParser(record).parse()
         problems += [checked.defect] if checked.defect else []
         if not problems:
             size = schema_size(definition.schema)
             memory = _MIN_MEMORY_BYTES + memory_bytes(record.parameters) + memory_bytes(record.options)
-            return _Reading(replace(definition, schema_size=size, digest=digest), [], memory)
-    return _Reading(None, _as_texts(problems), _MIN_MEMORY_BYTES)
+            return _ParseResult(replace(definition, schema_size=size, digest=digest), [], memory)
+    return _ParseResult(None, _as_texts(problems), _MIN_MEMORY_BYTES)
 
 
 def _as_texts(problems: list[Problem]) -> list[str]:
     return listed([str(problem) for problem in problems])
 
 
-def read_as_far_as_possible(record: DefinitionRecord) -> tuple[ToolDefinition | None, list[Problem]]:
-    """Return a definition for the linter, without its wrong options, and all its problems.
+def parse_for_linter(record: DefinitionRecord) -> tuple[ToolDefinition | None, list[Problem]]:
+    """Return a definition without its wrong options, and all its problems.
 
-    It is None if no option names an operation; a misspelt mode counts as the most similar one. A schema beyond the
-    limits of `tools.bounds` is not compiled.
+    The definition is None if no option names an operation; a misspelt mode counts as the most similar one. A schema
+    beyond the limits of `tools.bounds` is not compiled.
     """
     checked = check_definition(record.parameters, record.options)
-    reader = _DefinitionParser(record)
-    definition, problems = reader.outcome()
+    parser = _DefinitionParser(record)
+    definition, problems = parser.parse()
     problems = [*checked.beyond, *problems, *([checked.defect] if checked.defect else [])]
-    return definition if reader.names_upstream else None, problems
+    return definition if parser.names_upstream else None, problems
 
 
 class _DefinitionParser:
@@ -221,7 +226,7 @@ class _DefinitionParser:
         self.given = object_at(record.options, *self.section[1:])
         self.names_upstream = False
 
-    def outcome(self) -> tuple[ToolDefinition, list[Problem]]:
+    def parse(self) -> tuple[ToolDefinition, list[Problem]]:
         """Return the definition and its problems, without those of `check_definition`."""
         return self._definition(), self.problems
 
@@ -284,7 +289,8 @@ class _DefinitionParser:
 
     def _method(self) -> Method:
         url_in_path = self.jina.endpoint_template is not None or self.jina.path in _TEMPLATES
-        return "GET" if (self.jina.method or ("GET" if url_in_path else "POST")).upper() == "GET" else "POST"
+        method = self.jina.method or ("GET" if url_in_path else "POST")
+        return "GET" if method.upper() == "GET" else "POST"
 
     def _path(self, operation: Operation) -> str:
         template, expected = self.jina.endpoint_template, operation.template

@@ -22,7 +22,7 @@ from openapi_tool.tools.arguments import is_identity
 from openapi_tool.tools.declaration import MAX_SCHEMA_LEVELS, MAX_SUSPEND_S, TIMEOUTS, file_problems
 from openapi_tool.tools.definition import (
     ToolDefinition,
-    read_as_far_as_possible,
+    parse_for_linter,
     stored_record,
     upstream_section,
 )
@@ -52,9 +52,11 @@ _MAX_DESCRIPTION_CHARS, _LONG_DESCRIPTION_CHARS = 10_000, 1_024
 class LintLimits:
     """Settings of the executor that will serve the definitions.
 
-    `targets` are TARGET tokens of its subjects, `env_parameters` the folded arguments that may take a secret beside
-    `api_key`. `allowed_env` are the variables for tools, None if unknown; another one is an error if `configured`
-    (these are the executor's own settings), else a warning. `budgets` are those of every project.
+    - `targets`: the tokens TARGET of its subjects.
+    - `env_parameters`: the folded names of arguments that may take a secret, beside `api_key`.
+    - `allowed_env`: the variables that it passes to tools, None if unknown.
+    - `configured`: whether these are known to be its settings; then another variable is an error, else a warning.
+    - `budgets`: those of every project.
     """
 
     executor: ExecutorOptions = field(default_factory=ExecutorOptions)
@@ -88,7 +90,7 @@ def general_problems(
     ]
     if not isinstance(document.get("options"), dict):
         return None, found
-    definition, by_parser = read_as_far_as_possible(stored_record(document))
+    definition, by_parser = parse_for_linter(stored_record(document))
     # The parser may find the same mistake again: drop its problems at a place with an error, and one level above.
     wrong = {path for problem in found if not problem.warning for path in (problem.path, problem.path[:-1])}
     return definition, [*found, *(problem for problem in by_parser if problem.path not in wrong)]
@@ -217,28 +219,30 @@ def _secret_problems(document: Mapping[str, JsonValue], limits: LintLimits) -> I
 
 def _time_problems(document: Mapping[str, JsonValue], limits: LintLimits) -> Iterator[Problem]:
     section = upstream_section(object_at(document, "options"))
-    suspend, wait_s = _number(document, _SUSPEND), limits.executor.worker_timeout_s
+    suspend = _number(document, _SUSPEND)
+    wait_s = limits.executor.worker_timeout_s
     if suspend is not None and 0 < suspend < wait_s:
         message = f"changes nothing: workers wait {wait_s:g} s anyway; take it out or raise it"
         yield Problem(_SUSPEND, message, warning=True)
-    max_call_s, commit_s = limits.max_call_s(document), limits.executor.commit_margin_s
+    max_call_s = limits.max_call_s(document)
+    commit_s = limits.executor.commit_margin_s
     max_timeout_s = limits.tools.max_timeout_s
     by_worker = (
         f"the worker gives up after {max_call_s + commit_s:g} s, and {commit_s:g} s of it are for the commit; "
         "raise options.suspend_timeout_seconds"
     )
     by_settings = f"tools.max_timeout_s ends every call after {max_timeout_s:g} s; shorten it"
-    fits = True
+    all_fit = True
     for path in (
         *((*place, name) for place in (section, ("options",)) for name in TIMEOUTS),
         *((*ARGS, group, "timeout") for group in ("defaults", "fixed")),
     ):
         seconds = _number(document, path) or 0
         if seconds > min(max_call_s, max_timeout_s):
-            fits = False
+            all_fit = False
             yield Problem(path, f"cannot fit: {by_worker if seconds > max_call_s else by_settings}")
-    # Above `max_timeout_s`, commit and redeliveries may use the usual wait of a worker.
-    if suspend is not None and fits and max_timeout_s + wait_s < suspend <= MAX_SUSPEND_S:
+    # Up to one usual wait of a worker above `max_timeout_s` is useful, for commit and redeliveries.
+    if suspend is not None and all_fit and max_timeout_s + wait_s < suspend <= MAX_SUSPEND_S:
         message = f"is longer than any call: tools.max_timeout_s ends them after {max_timeout_s:g} s; shorten it"
         yield Problem(_SUSPEND, message, warning=True)
 
@@ -301,6 +305,7 @@ _SAMPLES: Mapping[str, list[JsonValue]] = {
     "object": [{"a": 1}],
 }
 SIZES = ("minLength", "minItems")
+_ABOVE_LIMITS = 2_001  # characters of a text, items of a list: more than the executor accepts
 
 
 def samples(rule: JsonObject, *, of_list: bool = False) -> Iterator[tuple[Path, list[JsonValue]]]:
@@ -315,7 +320,7 @@ def samples(rule: JsonObject, *, of_list: bool = False) -> Iterator[tuple[Path, 
         if word in rule and fits(rule, limit):  # an exclusive limit may exclude it
             yield (word,), [limit]
     if of_list and isinstance(most := rule.get("maxItems"), int):
-        yield ("maxItems",), [["a"] * min(max(most, 0), 2_001)]
+        yield ("maxItems",), [["a"] * min(max(most, 0), _ABOVE_LIMITS)]
     yield from ((("enum", place), [value]) for place, value in enumerate(choices if isinstance(choices, list) else ()))
     lists: list[list[JsonValue]] = [["a"]]
     if isinstance(items, dict) and (kind == "array" or (of_list and kind not in _SAMPLES)):
@@ -326,7 +331,7 @@ def samples(rule: JsonObject, *, of_list: bool = False) -> Iterator[tuple[Path, 
         limit = rule.get(keyword)
         # 0 is the size that any text or list has without the keyword.
         if isinstance(limit, int) and kind in _SAMPLES and (limit or keyword not in SIZES):
-            size = min(max(limit, 0), 2_001)  # above the executor's limits
+            size = min(max(limit, 0), _ABOVE_LIMITS)
             nearest: dict[str, list[JsonValue]] = {
                 "exclusiveMinimum": [limit + 1],
                 "exclusiveMaximum": [limit - 1],

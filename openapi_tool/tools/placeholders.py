@@ -25,7 +25,7 @@ PLACEHOLDERS = (
     "turn_epoch",
     "context_box_id",  # the kernel's box with the agent's context
 )
-_placeholders_of = attrgetter(*PLACEHOLDERS)
+_ids_of = attrgetter(*PLACEHOLDERS)
 _MAX_ID_CHARS = 1_000  # a tool call id may have any length, and a value of 256 kB may contain it 29,000 times
 PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 
@@ -50,7 +50,7 @@ class MissingValue(ToolMisconfigured):
 
 def placeholder_values(identity: CallIdentity) -> dict[str, str | None]:
     """Return the values of PLACEHOLDERS, empty or None for an id that the call does not have."""
-    values = dict(zip(PLACEHOLDERS, _placeholders_of(identity), strict=True))
+    values = dict(zip(PLACEHOLDERS, _ids_of(identity), strict=True))
     values["turn_epoch"] = str(identity.turn_epoch) if identity.agent_turn_id else None
     return values
 

@@ -26,7 +26,10 @@ class RenderedResult:
 
 @dataclass(frozen=True, slots=True)
 class ShownOutput:
-    """Output of a tool, and what the model is shown of it; `full_text` if that is truncated, and may be stored."""
+    """Output of a tool, and what the model is shown of it.
+
+    `full_text` is the whole text if that is truncated and the text may be stored, else None.
+    """
 
     output: ToolOutput
     rendered: RenderedResult
@@ -61,7 +64,7 @@ class RunResult:
 
 def success(
     output: ToolOutput,
-    shown: RenderedResult,
+    rendered: RenderedResult,
     result_format: ResultFormat,
     latency_ms: int,
     attempts: Sequence[UpstreamAttempt] = (),
@@ -72,28 +75,28 @@ def success(
 ) -> ResultFields:
     """Return the fields of a success: the text as result and the rest as `tool_output`.
 
-    `repaired` names the arguments that were repaired. With `result_format` `object` the result has both, but `_extras`
-    stay in `tool_output`.
+    `repaired` names the arguments that were repaired. With `result_format` `object` the result is an object with both;
+    then `tool_output` has only the `_extras`.
     """
     tool_output = storable(
         ToolOutputObject(
             state=output.state,
             usage=output.usage.as_dict(),
-            truncated=shown.truncated,
-            artifact_ref=shown.artifact_ref,
-            next_cursor=shown.next_cursor,
+            truncated=rendered.truncated,
+            artifact_ref=rendered.artifact_ref,
+            next_cursor=rendered.next_cursor,
             cached=output.cached,
             latency_ms=latency_ms,
             **({"repaired": list(repaired)} if repaired else {}),
         )
     )
-    content = storable_text(shown.content)
+    content = storable_text(rendered.content)
     extras = _extras(attempts, session, budget)
-    traits = (tool, output.cached, shown.truncated)
+    for_telemetry = (tool, output.cached, rendered.truncated)
     if result_format == "object":
-        return ResultFields("success", {"content": content, **tool_output}, None, extras, *traits)
+        return ResultFields("success", {"content": content, **tool_output}, None, extras, *for_telemetry)
     tool_output.update(extras)
-    return ResultFields("success", content, None, tool_output, *traits)
+    return ResultFields("success", content, None, tool_output, *for_telemetry)
 
 
 def failure(
@@ -116,6 +119,7 @@ def failure(
 
 
 def _extras(attempts: Sequence[UpstreamAttempt], session: str | None, budget: BudgetObject | None) -> ToolOutputObject:
+    """Return the members of `tool_output` that no model is shown."""
     extras = ToolOutputObject(retries=sum(attempt.resends > 0 for attempt in attempts))
     if session is not None:
         extras["session"] = session

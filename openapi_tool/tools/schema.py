@@ -42,18 +42,18 @@ def _type_text(wanted: str, rule: Mapping[str, JsonValue]) -> str:
     if wanted in ("integer", "number"):
         above, below = _number(rule, "exclusiveMinimum"), _number(rule, "exclusiveMaximum")
         return f"{'an' if wanted == 'integer' else 'a'} {wanted}" + (
-            (f" above {_shown(above)}" if above is not None else "")
+            (f" above {_number_text(above)}" if above is not None else "")
             + (" and" if None not in (above, rule.get("maximum")) else "")
-            + (f" below {_shown(below)}" if below is not None else "")
-            + _span(_number(rule, "minimum"), _number(rule, "maximum"), "of " if above is None else "")
+            + (f" below {_number_text(below)}" if below is not None else "")
+            + _range_text(_number(rule, "minimum"), _number(rule, "maximum"), "of " if above is None else "")
         )
     if wanted == "string":
-        size = _span(_number(rule, "minLength"), _number(rule, "maxLength"), "of ", "character")
+        size = _range_text(_number(rule, "minLength"), _number(rule, "maxLength"), "of ", "character")
         return f"a text{size}{_PATTERN_PHRASES.get(rule.get('pattern'), ' that fits its pattern')}"
     if wanted == "array":
         items = rule.get("items")
         noun = "text" if isinstance(items, dict) and items.get("type") == "string" else "item"
-        size = _span(_number(rule, "minItems"), _number(rule, "maxItems"), "of ", noun)
+        size = _range_text(_number(rule, "minItems"), _number(rule, "maxItems"), "of ", noun)
         return f"a list{size or f' of {noun}s'}"
     return _NOUNS.get(wanted, wanted)
 
@@ -63,22 +63,22 @@ def _number(rule: Mapping[str, JsonValue], keyword: str) -> float | None:
     return limit if isinstance(limit, int | float) else None
 
 
-def _span(minimum: float | None, maximum: float | None, of: str, noun: str = "") -> str:
+def _range_text(minimum: float | None, maximum: float | None, of: str, noun: str = "") -> str:
     """Return a range in words, of a number, or, with `noun`, of a size."""
     if minimum is None and maximum is None:
         return ""
     if maximum is None:
-        limit, words = minimum, f" {of}at least {_shown(minimum)}"
+        limit, words = minimum, f" {of}at least {_number_text(minimum)}"
     elif minimum is None:
-        limit, words = maximum, f" {of}at most {_shown(maximum)}"
+        limit, words = maximum, f" {of}at most {_number_text(maximum)}"
     elif minimum == maximum:
-        limit, words = maximum, f" {of}{_shown(maximum)}"
+        limit, words = maximum, f" {of}{_number_text(maximum)}"
     else:
-        limit, words = maximum, f" {of if noun else 'from '}{_shown(minimum)} to {_shown(maximum)}"
+        limit, words = maximum, f" {of if noun else 'from '}{_number_text(minimum)} to {_number_text(maximum)}"
     return f"{words} {noun}{'' if limit == 1 else 's'}" if noun else words
 
 
-def _shown(number: float | None) -> str:
+def _number_text(number: float | None) -> str:
     return short(f"{int(number) if isinstance(number, float) and number.is_integer() else number:,}")
 
 
@@ -88,15 +88,15 @@ MAX_CACHE_BYTES = 32_000_000
 # The linear-time engine, without look-around. A larger compiled pattern would take too long per character.
 _LINEAR = jsonschema_rs.RegexOptions(size_limit=16_000, dfa_size_limit=200_000)
 _CHEAP_PATTERN = r"\S"  # of the built-in tools; found at the first character that is not white space
-_RULES = {
+_TYPE_OF_KEYWORD = {
     "type": None,
     "enum": None,
     **dict.fromkeys(("maximum", "minimum", "exclusiveMaximum", "exclusiveMinimum"), "number"),
     **dict.fromkeys(("maxLength", "minLength", "pattern"), "string"),
     **dict.fromkeys(("maxItems", "minItems"), "array"),
 }
-"""Type that a keyword applies to (None: any). Their message states the whole rule: `an integer from 1 to 20`."""
-_OTHER_RULES = {
+"""Type that a keyword applies to (None: any). Its message is the whole rule: `must be an integer from 1 to 20`."""
+_MESSAGE_OF_KEYWORD = {
     "anyOf": "must be of one of the forms in the tool's parameters",
     "oneOf": "must be of exactly one of the forms in the tool's parameters",
     "not": "must not be of this form",
@@ -107,13 +107,16 @@ _MAX_MATCHED_BYTES = 50_000  # bytes of the arguments times patterns; at up to 1
 _MAX_EXPLAINED_BYTES = 6_000_000
 _BYTES_PER_ERROR = 2_000  # in addition, so that there are at most 3,000 errors of 15 µs each
 
-# Memory of a compiled validator in bytes: for each value, byte and costly pattern of its schema, and the minimum.
-_PER_VALUE, _PER_BYTE, _PER_PATTERN, _MIN_BYTES = 1_000, 2, 250_000, 5_000
+# Memory of a compiled validator in bytes: the minimum, and for each value, byte and costly pattern of its schema.
+_MIN_MEMORY_BYTES = 5_000
+_MEMORY_PER_VALUE = 1_000
+_MEMORY_PER_BYTE = 2
+_MEMORY_PER_PATTERN = 250_000
 
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
-    """Compiled validator; size of its schema in bytes, values, and costly patterns."""
+    """Compiled validator, and the number of bytes (`size`), values and costly patterns of its schema."""
 
     validator: jsonschema_rs.Draft202012Validator
     size: int
@@ -123,7 +126,12 @@ class _Compiled:
     @property
     def memory(self) -> int:
         """Estimate its memory in bytes, with factors that fit measured resident sizes."""
-        return _MIN_BYTES + self.size * _PER_BYTE + self.values * _PER_VALUE + self.patterns * _PER_PATTERN
+        return (
+            _MIN_MEMORY_BYTES
+            + self.size * _MEMORY_PER_BYTE
+            + self.values * _MEMORY_PER_VALUE
+            + self.patterns * _MEMORY_PER_PATTERN
+        )
 
 
 _compiled: LRUCache[bytes, _Compiled] = LRUCache(MAX_CACHE_BYTES, getsizeof=lambda compiled: compiled.memory)
@@ -136,7 +144,7 @@ def schema_problems(schema: Mapping[str, JsonValue], arguments: Mapping[str, Jso
     """
     if not schema:
         return []
-    compiled = _validator(schema)
+    compiled = _compiled_schema(schema)
     instance = dict(arguments)
     try:
         size = _size(instance)
@@ -154,7 +162,8 @@ def fits(schema: Mapping[str, JsonValue], arguments: Mapping[str, JsonValue]) ->
     """Return whether `schema_problems` would find no problem, without the cost of describing one."""
     if not schema:
         return True
-    compiled, instance = _validator(schema), dict(arguments)
+    compiled = _compiled_schema(schema)
+    instance = dict(arguments)
     try:
         size = _size(instance)
     except orjson.JSONEncodeError:
@@ -185,10 +194,11 @@ def _explained(schema: Mapping[str, JsonValue], compiled: _Compiled, instance: J
 def _within_memory(compiled: _Compiled, instance: JsonObject) -> tuple[JsonObject, frozenset[str]]:
     """Return the arguments whose errors fit into memory, smallest first, and the names of the others."""
     costs = {name: _cost(compiled, value) for name, value in instance.items()}
-    budget, within = _MAX_EXPLAINED_BYTES, set[str]()
+    free_bytes = _MAX_EXPLAINED_BYTES
+    within = set[str]()
     for name in sorted(costs, key=lambda name: costs[name]):
-        budget -= costs[name]
-        if budget < 0:
+        free_bytes -= costs[name]
+        if free_bytes < 0:
             break
         within.add(name)
     return {name: instance[name] for name in instance if name in within}, frozenset(instance.keys() - within)
@@ -227,14 +237,14 @@ def _located(
             # A model means by null that it omits the argument; tools/arguments.py has omitted optional ones.
             yield tuple(error.instance_path), "is required"
         case kind:
-            one = one_of_several(error.instance) if _is_main(error) else ""
-            yield tuple(error.instance_path), _rule(kind, error, schema) + one
+            hint = one_of_several(error.instance) if _is_main(error) else ""
+            yield tuple(error.instance_path), _violated_rule(kind, error, schema) + hint
 
 
 def _is_main(error: jsonschema_rs.ValidationError) -> bool:
     """Return whether an error is about the query or address of a call."""
-    name, *inner = (*error.instance_path, "")
-    return inner == [""] and fold(str(name)) in MAIN_NAMES
+    path = list(error.instance_path)
+    return len(path) == 1 and fold(str(path[0])) in MAIN_NAMES
 
 
 def _missing(name: str, schema: Mapping[str, JsonValue], instance: Mapping[str, JsonValue]) -> str:
@@ -243,21 +253,22 @@ def _missing(name: str, schema: Mapping[str, JsonValue], instance: Mapping[str, 
     return f"is required; give it in place of {short(other)}" if other else "is required"
 
 
-def _rule(
+def _violated_rule(
     kind: jsonschema_rs.ValidationErrorKind, error: jsonschema_rs.ValidationError, schema: Mapping[str, JsonValue]
 ) -> str:
+    """Return the text of the rule that a value violates."""
     keyword = kind.name
-    if keyword in _RULES:
+    if keyword in _TYPE_OF_KEYWORD:
         rule = object_at(schema, *error.schema_path[:-1])
-        if text := _rule_text(rule if "type" in rule else {**rule, "type": _RULES[keyword]}):
+        if text := _rule_text(rule if "type" in rule else {**rule, "type": _TYPE_OF_KEYWORD[keyword]}):
             return text
-    return _OTHER_RULES.get(keyword) or short(error.message)
+    return _MESSAGE_OF_KEYWORD.get(keyword) or short(error.message)
 
 
 def schema_defect(schema: Mapping[str, JsonValue]) -> Problem | None:
     """Return why a schema cannot be compiled."""
     try:
-        _validator(schema)
+        _compiled_schema(schema)
     except UnusableSchema as defect:
         return defect.problem
     return None
@@ -271,7 +282,7 @@ class UnusableSchema(ToolMisconfigured):
         self.problem = problem
 
 
-def _validator(schema: Mapping[str, JsonValue]) -> _Compiled:
+def _compiled_schema(schema: Mapping[str, JsonValue]) -> _Compiled:
     try:
         content = orjson.dumps(schema, option=orjson.OPT_SORT_KEYS)
     except orjson.JSONEncodeError as error:

@@ -25,7 +25,7 @@ _OWN_NAMES = frozenset(
     ("CG_CONFIG_TOML", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
 )
 
-_DRESSED = re.compile(r"""(["']).*\1$|bearer\s""", re.IGNORECASE)
+_QUOTED_OR_BEARER = re.compile(r"""(["']).*\1$|bearer\s""", re.IGNORECASE)
 
 
 def is_executors_own(variable: str) -> bool:
@@ -142,7 +142,7 @@ def _read(environment: Mapping[str, str], name: str) -> str:
         raise _Unusable(f"{name}: contains a line break or another control character; give the bare value")
     if not value.isascii():  # an HTTP header cannot contain it, so every call would fail
         raise _Unusable(f"{name}: contains a non-ASCII character, which no key does; give the bare value")
-    if _DRESSED.match(value):  # as in an env file of Docker, which keeps quotes
+    if _QUOTED_OR_BEARER.match(value):  # as in an env file of Docker, which keeps quotes
         raise _Unusable(f"{name}: has quotes around it, or Bearer before it; give the bare value")
     return value
 

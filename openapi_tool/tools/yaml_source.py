@@ -14,7 +14,7 @@ from openapi_tool.tools.placeholders import PLACEHOLDERS
 from openapi_tool.tools.problems import Path, Problem
 
 MAX_NODES = 20_000
-"""Values of a document, each time that it refers to one counted."""
+"""Values of a document; one to which it refers several times counts each time."""
 
 MAX_FILE_NODES = 50_000
 """Values and keys of a file: the parser takes about 0.1 ms for each."""
@@ -24,14 +24,17 @@ MAX_BYTES = 8_000_000
 
 _MERGE = "<<"
 _NULL_TAG = "tag:yaml.org,2002:null"
-_TEXT_TAG, _NUMBER_TAGS = "tag:yaml.org,2002:str", ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_TEXT_TAG = "tag:yaml.org,2002:str"
+_NUMBER_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _MAX_NUMBER_CHARS = 40
 _MAX_CHARS_OF_ANY_NUMBER = 400
-"""Below the 4,300 digits of which Python makes an integer, also if each part of a sexagesimal number has one digit."""
+"""Python converts at most 4,300 digits; numbers of this length have fewer, also sexagesimal ones such as `1:1:1`."""
 _NOT_DECIMAL = re.compile(r"[-+]?0[0-9_]+|[^:]*:.*")
 """Octal and sexagesimal numbers of YAML 1.1: `010` is 8, `1:30` is 90."""
 
-_IS_TEXT = "YAML reads this as a text; write the number in plain digits, or put it in quotes to mean the text"
+_READ_AS_TEXT_MESSAGE = (
+    "YAML reads this as a text; write the number in plain digits, or put it in quotes to mean the text"
+)
 _READ_AS_TEXT = re.compile(r"[-+]?(?:0o?[0-9]+|[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+)")
 """Texts of YAML 1.1 that look like numbers: `08`, `0o17`, `1e3`."""
 
@@ -174,13 +177,14 @@ class _YamlReader:
     def _scalar(self, node: yaml.ScalarNode, path: Path) -> JsonValue:
         if node.tag in _NUMBER_TAGS and len(node.value) > _MAX_CHARS_OF_ANY_NUMBER:
             return self._problem(path, "is too long for a number; shorten it, or put it in quotes to mean the text")
-        plain = node.value if node.style is None and len(node.value) <= _MAX_NUMBER_CHARS else ""
+        is_plain = node.style is None  # without quotes, not a block
+        plain = node.value if is_plain and len(node.value) <= _MAX_NUMBER_CHARS else ""
         try:
             value = yaml.constructor.SafeConstructor().construct_object(node)
         except (yaml.YAMLError, ValueError):
             return self._problem(path, "is not a JSON value; put it in quotes")
         if node.tag == _TEXT_TAG and _READ_AS_TEXT.fullmatch(plain):
-            self.problems.append(Problem(path, _IS_TEXT, warning=True))
+            self.problems.append(Problem(path, _READ_AS_TEXT_MESSAGE, warning=True))
         if node.tag in _NUMBER_TAGS and _NOT_DECIMAL.fullmatch(plain):
             problem = f"YAML reads {plain} as {value}; write {value}, or put it in quotes to mean the text"
         elif isinstance(value, float) and not math.isfinite(value):

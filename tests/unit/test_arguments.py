@@ -333,14 +333,14 @@ def test_forty_of_the_largest_tools_stay_within_the_cache_limits() -> None:
 
 @requirement("definition.bounds")
 def test_cache_of_definitions_is_limited_in_bytes() -> None:
-    readings = definition_bounds._parse_cache  # noqa: SLF001
+    results = definition_bounds._parse_cache  # noqa: SLF001
     for number in range(200):
         parse_definition(record(filled({"title": f"one of many {number}"})))
         with pytest.raises(ToolMisconfigured):
             parse_definition(record({"$ref": f"#{number}"}))
-    cached = sum(memory_bytes(reading.definition.schema) for reading in readings.values() if reading.definition)
-    assert cached <= readings.currsize <= definition_bounds.MAX_CACHE_BYTES
-    assert len(readings) > 20
+    cached = sum(memory_bytes(result.definition.schema) for result in results.values() if result.definition)
+    assert cached <= results.currsize <= definition_bounds.MAX_CACHE_BYTES
+    assert len(results) > 20
 
 
 @requirement("definition.bounds")

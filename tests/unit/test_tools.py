@@ -29,7 +29,7 @@ from openapi_tool.tools.declaration import (
     file_problems,
     suspend_timeout,
 )
-from openapi_tool.tools.definition import parse_definition, read_as_far_as_possible
+from openapi_tool.tools.definition import parse_definition, parse_for_linter
 from openapi_tool.tools.output import Item, ToolOutput, Usage
 from openapi_tool.tools.placeholders import PLACEHOLDERS, render
 from openapi_tool.tools.result import RenderedResult, failure, success
@@ -784,7 +784,7 @@ def _sections(section: type[Section]) -> st.SearchStrategy[dict[str, Any]]:
 )
 def test_every_row_gives_a_definition_or_its_problems(options: dict[str, Any]) -> None:
     """A wrong value may uncover others, such as `openapi` when nothing of `jina` is left."""
-    definition, problems = read_as_far_as_possible(DefinitionRecord("tool", "suspend", {}, options))
+    definition, problems = parse_for_linter(DefinitionRecord("tool", "suspend", {}, options))
     assert definition is not None or problems
 
 
