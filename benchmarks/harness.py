@@ -261,7 +261,8 @@ class Traffic:
         try:
             yield traffic
         finally:
-            await client.close()
+            with suppress(RuntimeError):  # of uvloop, if a connection that was lost has pending writes
+                await client.close()
 
     async def run(
         self, demands: Sequence[tuple[Demand, Sequence[Command]]], seconds: float, warm_s: float
