@@ -111,7 +111,8 @@ def build_bootstrap(settings: Settings, environment: Mapping[str, str]) -> Boots
 
 def _quotas(settings: Settings, problems: list[str]) -> BusOptions | None:
     """Add mistakes in the files of the quotas' NATS to `problems`; return the connection, None without one."""
-    options, section = settings.quotas.nats, QUOTAS_SECTION
+    options = settings.quotas.nats
+    section = QUOTAS_SECTION
     if options is None:
         return None
     problems += file_problems(options, section)

@@ -99,7 +99,8 @@ class ToolRunner:
         `given` has the model's arguments.
         """
         started = time.monotonic()
-        tool, session = definition.built_in.name, None
+        tool = definition.built_in.name
+        session = None
         try:
             arguments = await self._arguments(call, definition, given, deadline)
             session = arguments.session_id
@@ -129,7 +130,8 @@ class ToolRunner:
             )
             full_text = shown.full_text
         except Exception as cause:  # noqa: BLE001 - failure_result logs defects
-            fields, full_text = self.failure_result(call, definition.tool_name, cause, started, tool, session), None
+            fields = self.failure_result(call, definition.tool_name, cause, started, tool, session)
+            full_text = None
         if call.budget is not None:  # before the door stores the result, so that no crash loses its cost
             await shielded(call.budget.wait_until_written(), _WRITE_GRACE_S)
         return RunResult(fields, full_text)
@@ -137,7 +139,8 @@ class ToolRunner:
     async def _arguments(
         self, call: Call, definition: ToolDefinition, given: ToolCall, deadline: Deadline
     ) -> Arguments:
-        prepared, wait_s = self._options.arguments.prepare(definition, given, call.identity), deadline.remaining()
+        prepared = self._options.arguments.prepare(definition, given, call.identity)
+        wait_s = deadline.remaining()
         checked = await self._options.isolation.check_arguments(definition, prepared.check, call.project, wait_s)
         arguments = self._backend.without_unknown(definition, prepared.finish(checked))
         if arguments.key_fallback_reason is not None:

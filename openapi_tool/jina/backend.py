@@ -89,7 +89,8 @@ class _Item:
 
     def timed_request(self) -> UpstreamRequest:
         """Return the request with a `timeout` that makes the upstream answer within the remaining time."""
-        resolved, definition = self.resolved, self.definition
+        resolved = self.resolved
+        definition = self.definition
         timed = self.endpoint.timeouts.within(
             resolved.parameters,
             self.deadline.remaining(),
@@ -224,13 +225,18 @@ class JinaBackend:
         An attempt reserves its estimated cost in the budgets, waits for a permit and sends the request. Then permit,
         budgets and `meter` get its real cost, also that of a failure; if it was cancelled, the estimate.
         """
-        call, deadline, parameters = item.call, item.deadline, item.resolved.parameters
-        endpoint, key_variable = item.endpoint, item.arguments.key_variable
-        name, api_key = endpoint.operation.name, item.arguments.api_key
+        call = item.call
+        deadline = item.deadline
+        parameters = item.resolved.parameters
+        endpoint = item.endpoint
+        key_variable = item.arguments.key_variable
+        name = endpoint.operation.name
+        api_key = item.arguments.api_key
         wanted = PermitRequest(
             key_variable, name, call.charged_agent, deadline, api_key, slot=call.slot, call=call.number
         )
-        min_tokens, min_retry_s = endpoint.min_tokens(parameters), endpoint.timeouts.min_s(parameters)
+        min_tokens = endpoint.min_tokens(parameters)
+        min_retry_s = endpoint.timeouts.min_s(parameters)
         with item.memory:  # keep the call's memory if the call ends while another one waits for this shared request
             context, attempt = item.memory.for_request(call), 0
             while True:
@@ -371,7 +377,8 @@ def _limits_itself(definition: ToolDefinition, arguments: Arguments, deadline: D
 
 def _quicker(definition: ToolDefinition, arguments: Arguments) -> str:
     """Return advice on how to get an answer in time."""
-    resolved, offers = resolve_parameters(definition, arguments), _offered(definition, arguments).__contains__
+    resolved = resolve_parameters(definition, arguments)
+    offers = _offered(definition, arguments).__contains__
     ways = endpoint_of(definition).quicker(resolved.parameters, resolved.names, offers)
     return f" Ask for less: {', '.join(ways)}." if ways else ""
 

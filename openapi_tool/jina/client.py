@@ -161,7 +161,8 @@ class JinaClient:
         encoding = response.headers.get("content-encoding", "")
         if encoding.strip().lower() not in ("", "identity"):
             raise UpstreamUnavailable("The service answered in an encoding that was not asked for; try again later.")
-        body, chunks = bytearray(), aiter(cast("httpx.AsyncByteStream", response.stream))
+        body = bytearray()
+        chunks = aiter(cast("httpx.AsyncByteStream", response.stream))
         try:
             await self._fill(body, chunks, response.headers.get("content-length", ""), context)
         except BaseException as error:
@@ -224,7 +225,8 @@ class JinaClient:
         with suppress(TimeoutError, httpx.TransportError):
             async with asyncio.timeout(seconds):
                 async for chunk in chunks:
-                    tail, left = (tail + chunk)[-_TAIL_BYTES:], left - len(chunk)
+                    tail = (tail + chunk)[-_TAIL_BYTES:]
+                    left = left - len(chunk)
                     if left < 0:
                         return 0
                     async with self._large_reads:
@@ -247,7 +249,8 @@ class JinaClient:
 
 def _outgoing(request: UpstreamRequest, api_key: SecretStr, extensions: dict[str, Any]) -> httpx.Request:
     """Return the request with every header: with `content` httpx would build, copy and search them several times."""
-    url, body = _url(request.host, request.target), request.body or b""
+    url = _url(request.host, request.target)
+    body = request.body or b""
     headers = [(b"Host", url.netloc)]
     headers += [(name.encode("ascii"), value.encode("ascii")) for name, value in request.headers.items()]
     headers.append((b"Authorization", f"Bearer {api_key.get_secret_value()}".encode("ascii")))

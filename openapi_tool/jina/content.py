@@ -88,7 +88,8 @@ def search_output(envelope: Mapping[str, Any], parameters: Mapping[str, Any], co
         if with_pages:  # it may have timed out (jina-api 2.2)
             text += " If there should be some, search without page content: pages that load slowly are left out."
         return ToolOutput((Item(caption=text),), {"results": []}, usage_of(envelope))
-    reader, unreadable = _FieldReader(context), len(data) - len(results)
+    reader = _FieldReader(context)
+    unreadable = len(data) - len(results)
     kept = ShownResults(results, parameters, reader.denied)
     if not kept.shown:
         text = f"{kept.none_shown()} {remarks.other_search(context.names)}"
@@ -184,7 +185,9 @@ def page_output(envelope: Mapping[str, Any], parameters: Mapping[str, Any], cont
     body = BLOCK_GAP.join([*parts, *lists])
     captions = [f"[Warning: {remarks.page_warning(kind, context.offers, status)}]" for kind in warning_types]
     captions += filter(None, [reader.denied.remark()])
-    usage, max_tokens, after = usage_of(envelope), parameters.get("maxTokens"), ""
+    usage = usage_of(envelope)
+    max_tokens = parameters.get("maxTokens")
+    after = ""
     if warning_types:
         state["warnings"] = list(warning_types)
     if status is not None:
@@ -261,7 +264,8 @@ class _FieldReader:
 
     def warning_types(self, item: Mapping[str, Any], *, with_text: bool) -> tuple[str, ...]:
         """Return the types, such as `captcha` for a bot check; `with_text` means that page text was requested."""
-        text, title = _text(item.get("content")) or _text(item.get("text")), _text(item.get("title"))
+        text = _text(item.get("content")) or _text(item.get("text"))
+        title = _text(item.get("title"))
         if text and not text.isspace():
             kind = barrier_type(title, text)
         elif not with_text or any(map(item.get, _NON_TEXT_BODIES)):

@@ -231,8 +231,12 @@ class _SampleCalls:
     def __init__(
         self, document: Mapping[str, Any], definition: ToolDefinition, limits: LintLimits, rules: UrlPolicy
     ) -> None:
-        self.document, self.definition, self.limits, self.rules = document, definition, limits, rules
-        self.built_in, self.endpoint = definition.built_in, endpoint_of(definition)
+        self.document = document
+        self.definition = definition
+        self.limits = limits
+        self.rules = rules
+        self.built_in = definition.built_in
+        self.endpoint = endpoint_of(definition)
         self.section = upstream_section(object_at(document, "options"))
         self.jina = object_at(document, *self.section)
         self.shown = object_at(document, *PROPERTIES)

@@ -80,7 +80,8 @@ def without_unknown(definition: ToolDefinition, arguments: Arguments) -> Argumen
     """
     if not definition.takes_other_arguments:
         return arguments
-    endpoint, built_in = endpoint_of(definition), definition.built_in
+    endpoint = endpoint_of(definition)
+    built_in = definition.built_in
 
     def is_known(name: str) -> bool:
         return (
@@ -125,7 +126,8 @@ def under_url_policy(resolved: ResolvedParameters, definition: ToolDefinition, r
         resolved = replace(resolved, denied=rules.deny)
     if endpoint.check_url is None:
         return resolved
-    name, parameters = endpoint.operation.main_parameter, resolved.parameters
+    name = endpoint.operation.main_parameter
+    parameters = resolved.parameters
     try:
         return replace(resolved, parameters={**parameters, name: endpoint.check_url(parameters[name], rules)})
     except (BadRequest, TargetRefused) as refusal:
@@ -149,7 +151,8 @@ def changed_arguments(definition: ToolDefinition, given: ResolvedParameters, sen
 
 def with_max_tokens(resolved: ResolvedParameters, max_tokens: int) -> ResolvedParameters:
     """Add a limit of tokens per page if neither definition nor model set one; 0 is no limit."""
-    parameters, has_limit = resolved.parameters, "maxTokens" in resolved.parameters
+    parameters = resolved.parameters
+    has_limit = "maxTokens" in resolved.parameters
     if parameters.get("respondWith") == "no-content":  # no pages
         if has_limit:
             parameters = {name: value for name, value in parameters.items() if name != "maxTokens"}
@@ -244,7 +247,8 @@ class ParameterResolver:
     def _take_model_argument(self, name: str, value: Any) -> None:
         if value in (None, "") and name in self._definition.built_in.arguments.model_fields:
             return
-        path, problems = (name,), self.model
+        path = (name,)
+        problems = self.model
         parameter = self._endpoint.find(name)
         if (
             parameter is None
@@ -346,14 +350,16 @@ def build_request(
 
     `offered` are the arguments that a remedy may name.
     """
-    endpoint, parameters = endpoint_of(definition), resolved.parameters
+    endpoint = endpoint_of(definition)
+    parameters = resolved.parameters
     if not endpoint.separators.keys().isdisjoint(resolved.parameters):
         resolved = replace(resolved, parameters=_with_appended(endpoint, resolved.parameters))
     get = _get(endpoint, definition.path, resolved) if definition.method == "GET" else None
     target, headers, body = get or _post(endpoint, definition.path, resolved)
     # `identity`, as a small compressed body could unpack to any size
     headers = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": USER_AGENT, **headers}
-    method, host = "GET" if get else "POST", endpoint.operation.host
+    method = "GET" if get else "POST"
+    host = endpoint.operation.host
     secrets = tuple(resolved.secrets.values())
     expected = Expected(endpoint.operation.name, parameters, resolved.names, offered, resolved.denied)
     return UpstreamRequest(method, host, target, headers, body, expected, secrets)

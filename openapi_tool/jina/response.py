@@ -106,7 +106,8 @@ class Received:
 
 def read_response(body: bytes | bytearray | memoryview, expected: Expected, received: Received) -> UpstreamResult:
     """Return the outcome of a successful request. Raises ToolError if the upstream failed."""
-    redactor, responses = of_call(received.secrets), RESPONSES[expected.operation]
+    redactor = of_call(received.secrets)
+    responses = RESPONSES[expected.operation]
     envelope = _envelope(_parsed(body), expected, received, redactor)
     context = RenderContext(redactor, expected.offered.__contains__, expected.names, expected.denied)
     try:
@@ -122,7 +123,8 @@ def unread_failure(expected: Expected, received: Received) -> ToolError | None:
     """Return the error of a response whose body cannot be read, None for a success."""
     if received.http_status == HTTPStatus.OK:
         return None
-    failures, offers = RESPONSES[expected.operation].failures, expected.offered.__contains__
+    failures = RESPONSES[expected.operation].failures
+    offers = expected.offered.__contains__
     return upstream_failure(received.http_status, None, received.retry_after, failures=failures, offers=offers)
 
 
@@ -131,7 +133,8 @@ def _envelope(value: object, expected: Expected, received: Received, redactor: R
 
     With the HTTP status 200 the body may report a failure; it is then the same as with that HTTP status.
     """
-    status, failures = received.http_status, RESPONSES[expected.operation].failures
+    status = received.http_status
+    failures = RESPONSES[expected.operation].failures
     if status == HTTPStatus.OK:
         if not isinstance(value, dict):
             raise UpstreamUnavailable(
@@ -155,7 +158,8 @@ def _masked(output: ToolOutput, redactor: Redactor) -> ToolOutput:
     Afterwards the redactor would not recognize half a key. All texts are searched as one, as nearly all are returned as
     they came.
     """
-    items, content = output.items, output.content
+    items = output.items
+    content = output.content
     if redactor.finds_in(content):
         items = tuple(one._replace(head=redactor.text(one.head), body=redactor.text(one.body)) for one in items)
     if storable_text(content) != content:
@@ -230,7 +234,8 @@ def run_response_task(task: Payload) -> bytes:
     try:
         outcome = read_response(task.blobs[0], expected, received)
     except ToolError as error:
-        kind, outcome = "raised", error
+        kind = "raised"
+        outcome = error
     if isinstance(outcome, ToolOutput):
         return pack_output(outcome, masked=masked)
     return pack({kind: _as_json(outcome), "masked": masked})
@@ -256,7 +261,8 @@ def pack_output(output: ToolOutput, **more: object) -> bytes:
 
 def unpack_output(packed: Payload) -> ToolOutput:
     """Return a packed output. Raises ValueError."""
-    texts, width = packed.texts(), len(Item._fields)
+    texts = packed.texts()
+    width = len(Item._fields)
     items = tuple(Item(*texts[at : at + width]) for at in range(0, len(texts), width))
     match packed.value.get("usage"):
         case [int(tokens), int(requests)] if tokens >= 0 and requests >= 0:
@@ -284,5 +290,7 @@ def _error_of(described: JsonObject) -> ToolError:
     code, message, tokens = given.pop("code"), given.pop("message"), given.pop("tokens")
     upstream_status, timed_out = given.pop("upstream_status"), given.pop("timed_out")
     error = _ERRORS[code](message, **given)
-    error.tokens, error.upstream_status, error.timed_out = tokens, upstream_status, timed_out
+    error.tokens = tokens
+    error.upstream_status = upstream_status
+    error.timed_out = timed_out
     return error

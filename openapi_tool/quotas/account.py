@@ -107,9 +107,12 @@ class Account(SharedRecord):
         on_write: Callable[[Account], None],
     ) -> None:
         super().__init__(account_id.key(period), replica, store, clock)
-        self.id, self.period, self.limit = account_id, period, limit
+        self.id = account_id
+        self.period = period
+        self.limit = limit
         self.record = unused(account_id.labels())
-        self._sharing, self._on_write = sharing, on_write
+        self._sharing = sharing
+        self._on_write = on_write
         self._waiting: list[_Request] = []
         self._granted: list[_Request] = []  # by `apply`
         self._refused: list[_Request] = []  # by `apply`
@@ -225,7 +228,8 @@ class Account(SharedRecord):
 
     def _store_attempts(self, now: float) -> bool:
         """Reserve what the record does not contain, settle what it contains and ended."""
-        record, changed = self.record, False
+        record = self.record
+        changed = False
         self._settled = []
         for attempt in self.attempts.values():
             in_record = attempt.id in record.open
@@ -257,7 +261,8 @@ class Account(SharedRecord):
         """
         record = self.record
         self._granted, self._refused = [], []
-        taken, charged = record.charged.plus(record.reserved), record.charged
+        taken = record.charged.plus(record.reserved)
+        charged = record.charged
         for request in self._waiting:
             need = request.attempt.need
             if request.reserved.done():
@@ -324,14 +329,16 @@ class Account(SharedRecord):
 
     def _lacking(self, need: Amount) -> str:
         """Return the resource of which too little is left."""
-        limit, taken = self.limit, self.taken
+        limit = self.limit
+        taken = self.taken
         exceeds_requests = limit.requests is not None and taken.requests + need.requests > limit.requests
         return "requests" if exceeds_requests or limit.tokens is None else "tokens"
 
     def _held(self, need: Amount) -> BudgetExceeded:
         """Return the error of a request for which requests that have not ended leave too little."""
         metrics.BUDGET_REFUSALS.labels(self.id.scope).inc()
-        kind, record = self._lacking(need), self.record
+        kind = self._lacking(need)
+        record = self.record
         maximum, taken, used, needed = (
             getattr(amount, kind) for amount in (self.limit, self.taken, record.charged, need)
         )
@@ -424,7 +431,8 @@ class Account(SharedRecord):
         found: dict[str, Any] = {}
         for kind, limit, taken in zip(AccountLimit._fields, self.limit, self.taken, strict=True):
             if limit is not None:
-                found[kind], found[f"{kind}_left"] = limit, max(0, limit - taken)
+                found[kind] = limit
+                found[f"{kind}_left"] = max(0, limit - taken)
         if self.period.renews:
             found["renews_at"] = self.period.renews
         return found

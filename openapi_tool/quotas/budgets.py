@@ -53,7 +53,8 @@ class Charge:
 
     async def reserve(self, min_tokens: int, deadline: Deadline) -> Reservation:
         """Reserve the expected cost of a request, at least `min_tokens`. Raises BudgetExceeded, ToolTimeout."""
-        budgets, self._has_reserved = self._budgets, True
+        budgets = self._budgets
+        self._has_reserved = True
         latest = budgets.clock() + deadline.remaining() * budgets.max_wait_share()
         amount = Amount(1, max(min_tokens, round(budgets.means.get(self._tool, 0.0))))
         reservation = Reservation(amount, [])
@@ -130,7 +131,10 @@ class Budgets:
         max_wait_share: Callable[[], float],
     ) -> None:
         self.max_wait_share = max_wait_share
-        self._replica, self._options, self._store, self.clock = replica, options, store, clock
+        self._replica = replica
+        self._options = options
+        self._store = store
+        self.clock = clock
         self._numbers = count()
         self._sharing = Sharing()
         self.active: dict[str, Account] = {}
@@ -150,7 +154,8 @@ class Budgets:
     def charge(self, spender: Spender) -> Charge | None:
         """Return what a call is charged to, None without any budget."""
         project, agent, session, tool, tool_limits = spender
-        now, key = self.clock(), (project, agent, session)
+        now = self.clock()
+        key = (project, agent, session)
         until, accounts = self._charged.get(key, _NOT_OPENED)
         if now >= until:
             accounts = self._open(spender, self._by_project.get(bare_project(project), self._options), "", now)
@@ -181,7 +186,8 @@ class Budgets:
 
     async def left(self, project: str, agent: str) -> list[dict[str, Any]]:
         """Return what is left of the budgets of an agent and its project, as all replicas know it; none of sessions."""
-        spender, limits = Spender(project, agent, "", ""), self._by_project.get(bare_project(project), self._options)
+        spender = Spender(project, agent, "", "")
+        limits = self._by_project.get(bare_project(project), self._options)
         accounts = self._open(spender, limits, "", self.clock(), [scope for scope in SCOPES if scope != "session"])
         await asyncio.gather(*(account.refresh() for account in accounts))
         return [{"budget": account.id.scope, **account.left()} for account in accounts]

@@ -47,7 +47,8 @@ def without_result(held: Mapping[Period, Amount], stored: Sequence[Amount]) -> W
 
 
 def _periods(scope: str, start: float, end: float, zone: tzinfo) -> Iterator[Period]:
-    periods, at = Periods(zone), max(start, end - _DAYS * 86_400)
+    periods = Periods(zone)
+    at = max(start, end - _DAYS * 86_400)
     while at < end:
         period = periods.day(at) if scope == "project_day" else periods.month(at)
         yield period

@@ -79,7 +79,8 @@ class Limiter:
 
     async def _wait(self, group: KeyGroup, ordered: list[KeyLimit], wanted: PermitRequest) -> Permit:
         """Wait for a permit of any key of the group. Raises RateLimited, and the error of a key blocked meanwhile."""
-        project, left_s = wanted.agent.project, wanted.deadline.remaining()
+        project = wanted.agent.project
+        left_s = wanted.deadline.remaining()
         first = next((limit for limit in ordered if limit.seems_free()), ordered[0]) if group.pooled else ordered[0]
         for limit in group.limits:
             limit.asked(project)
@@ -164,7 +165,10 @@ class Limiter:
         return found
 
     def _snapshot(self, limit: KeyLimit) -> dict[str, Any]:
-        rates, record, waiting, now = limit.in_force, limit.record, limit.counted_queue, limit.now()
+        rates = limit.in_force
+        record = limit.record
+        waiting = limit.counted_queue
+        now = limit.now()
         return {
             "variable": limit.variable,
             "endpoint": limit.endpoint,
@@ -197,7 +201,8 @@ class Limiter:
             limit.group.wake()
 
     def _rates(self, variable: str, endpoint: str) -> Rates:
-        limits, prefix = self._options.of(variable), _operation(endpoint).limits
+        limits = self._options.of(variable)
+        prefix = _operation(endpoint).limits
         names = ("requests_per_minute", "tokens_per_minute", "concurrent")
         return Rates(*(getattr(limits, f"{prefix}_{name}") for name in names))
 

@@ -31,7 +31,9 @@ class SharedRecord(ABC):
     """
 
     def __init__(self, key: str, replica: str, store: Records, clock: Callable[[], float]) -> None:
-        self.key, self.replica, self.now = key, replica, clock
+        self.key = key
+        self.replica = replica
+        self.now = clock
         self.attempts: dict[str, Attempt] = {}
         self.outage = ""
         self._store = store
@@ -200,14 +202,16 @@ class SharedRecord(ABC):
                 self.decode(self._readable)
             return self.encode() if self.apply(self.now()) else None
 
-        known, self._known = self._known, None  # if this fails: the record may have been written
+        known = self._known
+        self._known = None  # if this fails: the record may have been written
         try:
             stored = await change(self._store, self.key, changed, known)
         except BaseException:
             self.abort()
             self._is_unsure = True
             raise
-        self.outage, self._is_unsure = "", False
+        self.outage = ""
+        self._is_unsure = False
         self._adopt(stored.revision, exists=stored.value is not None)
         self.confirm()
 
