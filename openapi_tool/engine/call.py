@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from openapi_tool.protocol.attempts import UpstreamAttempt
 from openapi_tool.protocol.identity import CallIdentity
-from openapi_tool.protocol.projects import AgentKey, scoped_project
+from openapi_tool.protocol.projects import AgentKey, quota_project
 from openapi_tool.quotas.budgets import Charge
 from openapi_tool.quotas.permits import NO_SLOT, Slot
 from openapi_tool.tools.output import NO_USAGE, Usage
@@ -51,7 +51,7 @@ class Call:
       pool.
     - `left_out_logged`: whether the log names the definition's parameters that are not sent.
     - `repaired`: arguments that were repaired while the call ran, beside those of `Arguments.repaired`.
-    - `scope`: the kernel's name in the records of quotas.
+    - `quota_namespace`: the kernel's name in the records of quotas, which may be empty.
     - `number`: identifies the call in this process.
     """
 
@@ -66,7 +66,7 @@ class Call:
     secrets_sent: set[SecretStr] = field(default_factory=set)
     left_out_logged: bool = False
     repaired: set[str] = field(default_factory=set)
-    scope: str = ""
+    quota_namespace: str = ""
     number: int = field(default_factory=_NUMBERS.__next__)
 
     @property
@@ -77,4 +77,4 @@ class Call:
     @property
     def charged_agent(self) -> AgentKey:
         """Agent and project, named as in the records of quotas, by which requests are charged and take turns."""
-        return AgentKey(scoped_project(self.scope, self.project), self.identity.agent_id)
+        return AgentKey(quota_project(self.quota_namespace, self.project), self.identity.agent_id)

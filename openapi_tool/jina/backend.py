@@ -141,7 +141,7 @@ class JinaBackend:
         """Send the upstream requests and read the responses, within the memory of the call. Raises ToolError."""
         if self._budgets is not None and (self._budgets.limited or definition.budget is not None):
             project, agent = call.charged_agent
-            spender = Spender(project, agent, arguments.session, definition.tool_name, definition.budget)
+            spender = Spender(project, agent, arguments.session_identity, definition.tool_name, definition.budget)
             call.budget = self._budgets.charge(spender)
         items = batch_items(definition, arguments, self._options.tools.max_batch_items)
         if items is None:

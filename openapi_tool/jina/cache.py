@@ -40,7 +40,7 @@ def cache_key(definition: ToolDefinition, arguments: Arguments, request: Upstrea
     The session identity stands for project, agent and session alias; the tool's name stands for its API key.
     """
     parts = (
-        arguments.session,
+        arguments.session_identity,
         definition.tool_name,
         definition.operation.name,
         request.method,

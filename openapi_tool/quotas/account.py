@@ -39,7 +39,7 @@ class AccountId(NamedTuple):
     """Scope and owner of an account: `owner` is an agent or session, empty for a project.
 
     `tool` is the tool whose definition sets the budget, else empty. `project` is prefixed with the kernel's name in
-    the records and a space (`scoped_project`).
+    the records and a space (`quota_project`).
     """
 
     scope: str

@@ -60,7 +60,7 @@ from openapi_tool.tools.output import ToolOutput
 from openapi_tool.tools.placeholders import PLACEHOLDERS, placeholder_values, render
 from openapi_tool.tools.result import RenderedResult, failure, success
 from openapi_tool.tools.schema import fits
-from openapi_tool.tools.session_scope import SessionScope
+from openapi_tool.tools.session_identities import SessionIdentities
 from openapi_tool.tools.truncation import ResultLimit, truncate, uncut_parts
 from tests.answering import for_request
 from tests.fuzz import corpora
@@ -492,7 +492,7 @@ def _assert_shown(output: ToolOutput, limit: int, form: Any) -> None:
 
 
 _SOURCES = ArgumentSources(
-    OperatorEnvs(parameters=frozenset({"note"})), lambda _: SecretStr("the-key"), SessionScope(b"k" * 32)
+    OperatorEnvs(parameters=frozenset({"note"})), lambda _: SecretStr("the-key"), SessionIdentities(b"k" * 32)
 )
 _ARGUMENT_NAMES = (
     "query",
@@ -599,7 +599,7 @@ def _assert_prepared(arguments: Arguments, definition: ToolDefinition, call: Too
     for name in arguments.values.keys() - arguments.by_model:
         assert name in own or name in definition.defaults
     assert not arguments.values.keys() & definition.envs.keys() - definition.fixed.keys()
-    assert re.fullmatch("[0-9a-f]{64}", arguments.session)
+    assert re.fullmatch("[0-9a-f]{64}", arguments.session_identity)
 
 
 _PUBLISHED = datetime(2026, 1, 1, tzinfo=UTC)

@@ -48,7 +48,7 @@ def arguments(
     values: dict[str, Any], *, operator: tuple[str, ...] = (), secrets: dict[str, str] | None = None
 ) -> Arguments:
     hidden = {name: SecretStr(value) for name, value in (secrets or {}).items()}
-    return Arguments(values, frozenset(values) - frozenset(operator), hidden, KEY, session="")
+    return Arguments(values, frozenset(values) - frozenset(operator), hidden, KEY, session_identity="")
 
 
 def request(values: dict[str, Any], jina: dict[str, Any] | None = None, **more: Any) -> UpstreamRequest:
