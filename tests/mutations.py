@@ -52,14 +52,14 @@ MONEY = (
     ),
     Mutation(
         "jina/cache.py",
-        "            spent.add(pending.meter.take())\n",
+        "            meter.add(pending.meter.take())\n",
         "",
         "tests/races/test_budgets.py::test_every_request_is_in_exactly_one_result_on_each_loop",
     ),
     Mutation(
-        "jina/backend.py",
-        "failed = copy.copy(error)",
-        "failed = error",
+        "jina/cache.py",
+        "raise copy.copy(outcome)",
+        "raise outcome",
         "tests/races/test_budgets.py::test_every_request_is_in_exactly_one_result_on_each_loop",
     ),
     Mutation(

@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from openapi_tool.protocol.attempts import UpstreamAttempt
 from openapi_tool.protocol.identity import CallIdentity
 from openapi_tool.protocol.projects import AgentKey, quota_project
-from openapi_tool.quotas.budgets import Charge
+from openapi_tool.quotas.budgets import CallAccounts
 from openapi_tool.quotas.permits import NO_SLOT, Slot
 from openapi_tool.tools.output import NO_USAGE, Usage
 
@@ -43,7 +43,7 @@ class Call:
     - `memory`: leave it once the result is stored. A shared request may keep it longer.
     - `slot`: given up while a request waits for a permit.
     - `recheck`: raises ToolError once the call may send no more requests.
-    - `budget`: what its requests are charged to; None without budgets.
+    - `budget`: the accounts that its requests are charged to; None without budgets.
     - `spent`: upstream cost so far, including failed requests.
     - `attempts`: upstream requests so far, in the order in which they were sent.
     - `permit_waits`: begins and ends of waits for a permit, on the monotonic clock in seconds.
@@ -59,7 +59,7 @@ class Call:
     memory: CallMemory
     slot: Slot = NO_SLOT
     recheck: Callable[[], None] | None = None
-    budget: Charge | None = None
+    budget: CallAccounts | None = None
     spent: Usage = NO_USAGE
     attempts: list[UpstreamAttempt] = field(default_factory=list)
     permit_waits: list[tuple[float, float]] = field(default_factory=list)

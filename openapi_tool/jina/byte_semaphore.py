@@ -251,10 +251,14 @@ class RequestContext:
         self._held = max(size, self._held)
         return True
 
-    def add_body_bytes(self, size: int) -> int:
-        """Count body bytes of this response; return the total of all responses of the call."""
+    def add_body_bytes(self, size: int) -> None:
+        """Count body bytes of this response."""
         self.body_bytes += size
         self._memory.body_bytes += size
+
+    @property
+    def call_body_bytes(self) -> int:
+        """Body bytes of all responses of the call."""
         return self._memory.body_bytes
 
     def clear(self) -> None:

@@ -24,11 +24,25 @@ from openapi_tool.protocol.jsontext import JsonObject, as_object, loads, storabl
 from openapi_tool.protocol.payload import Parts, Payload, pack, pack_parts, pack_texts
 from openapi_tool.telemetry import redact
 from openapi_tool.telemetry.redact import Redactor, of_call
-from openapi_tool.tools.output import Item, ToolOutput, Usage
+from openapi_tool.tools.output import Item, ToolOutput, Usage, cost
 
 Render = Callable[[Mapping[str, Any], Mapping[str, Any], RenderContext], ToolOutput]
-UpstreamResult = ToolOutput | ToolError
-"""Of a request that succeeded: what a model gets, or an error because there is nothing to show."""
+
+
+@dataclass(frozen=True, slots=True)
+class NothingToShow:
+    """Result of a request that succeeded and is paid, although its response has nothing to show: `error` says why."""
+
+    error: ToolError
+
+    @property
+    def usage(self) -> Usage:
+        """Upstream cost of the request."""
+        return cost(self.error)
+
+
+UpstreamResult = ToolOutput | NothingToShow
+"""Of a request that succeeded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +119,7 @@ class Received:
 
 
 def read_response(body: bytes | bytearray | memoryview, expected: Expected, received: Received) -> UpstreamResult:
-    """Return the outcome of a successful request. Raises ToolError if the upstream failed."""
+    """Return the result of a successful request. Raises ToolError if the upstream failed."""
     redactor = of_call(received.secrets)
     responses = RESPONSES[expected.operation]
     envelope = _envelope(_parsed(body), expected, received, redactor)
@@ -114,7 +128,7 @@ def read_response(body: bytes | bytearray | memoryview, expected: Expected, rece
         output = responses.render(envelope, expected.parameters, context)
     except ToolError as error:
         error.tokens = usage_of(envelope).tokens  # the upstream charges for the page
-        return error
+        return NothingToShow(error)
     del envelope  # up to four times the bytes of the body
     return _masked(output, redactor)
 
@@ -230,25 +244,23 @@ def run_response_task(task: Payload) -> bytes:
         masked += number
 
     redact.on_masked = count
-    kind = "returned"
     try:
-        outcome = read_response(task.blobs[0], expected, received)
+        result = read_response(task.blobs[0], expected, received)
     except ToolError as error:
-        kind = "raised"
-        outcome = error
-    if isinstance(outcome, ToolOutput):
-        return pack_output(outcome, masked=masked)
-    return pack({kind: _as_json(outcome), "masked": masked})
+        return pack({"raised": _as_json(error), "masked": masked})
+    if isinstance(result, NothingToShow):
+        return pack({"nothing_to_show": _as_json(result.error), "masked": masked})
+    return pack_output(result, masked=masked)
 
 
 def response_result(answer: Payload) -> UpstreamResult:
-    """Return the outcome in an answer of READ_RESPONSE, or raise its ToolError. Raises ValueError if it has none."""
+    """Return the result in an answer of READ_RESPONSE, or raise its ToolError. Raises ValueError if it has none."""
     masked = answer.value.get("masked")
     redact.on_masked("answer", masked if isinstance(masked, int) else 0)
     if "raised" in answer.value:
         raise _error_of(as_object(answer.value["raised"]))
-    if "returned" in answer.value:
-        return _error_of(as_object(answer.value["returned"]))
+    if "nothing_to_show" in answer.value:
+        return NothingToShow(_error_of(as_object(answer.value["nothing_to_show"])))
     return unpack_output(answer)
 
 

@@ -26,7 +26,7 @@ _MAX_MEANS = 10_000  # one per tool
 _MAX_ACCOUNTS = 20_000
 _CHECKED_PER_TICK = 2_000  # all accounts at once could block the event loop
 _MAX_RANKED = 100
-_NOT_OPENED: tuple[float, list[Account]] = 0.0, []  # an expired entry of `_charged`
+_NOT_OPENED: tuple[float, list[Account]] = 0.0, []  # an expired entry of `_opened`
 
 
 class Spender(NamedTuple):
@@ -43,8 +43,8 @@ class Spender(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Charge:
-    """Accounts of one call, narrowest first."""
+class CallAccounts:
+    """Accounts that the requests of one call are charged to, narrowest first."""
 
     _budgets: Budgets
     _tool: tuple[str, str]  # project and name
@@ -73,8 +73,8 @@ class Charge:
         if self._has_reserved:
             await asyncio.gather(*(account.flush() for account in self._accounts))
 
-    def record_cost(self, tokens: int) -> None:
-        """Count the cost of a request for later estimates."""
+    def learn_cost(self, tokens: int) -> None:
+        """Use the cost of a request for later estimates; it charges nothing."""
         if tokens > 0:
             means = self._budgets.means
             mean = means.pop(self._tool, float(tokens))
@@ -141,7 +141,7 @@ class Budgets:
         self.means: dict[tuple[str, str], float] = {}
         self._most_used: dict[str, dict[str, Account]] = {scope: {} for scope in SCOPES}
         # Expiry and accounts by project, agent and session.
-        self._charged: dict[tuple[str, str, str], tuple[float, list[Account]]] = {}
+        self._opened: dict[tuple[str, str, str], tuple[float, list[Account]]] = {}
         # Accounts that `_drop_unused` has not checked in this round.
         self._to_check: Iterator[tuple[tuple[AccountId, str], Account]] = iter(())
         self._periods = Periods(time_zone(options.time_zone))
@@ -151,20 +151,20 @@ class Budgets:
         self.limited = options.limited or bool(options.projects)
         self._task: asyncio.Task[None] | None = None
 
-    def charge(self, spender: Spender) -> Charge | None:
-        """Return what a call is charged to, None without any budget."""
+    def accounts_of(self, spender: Spender) -> CallAccounts | None:
+        """Return the accounts of a call, None without any budget."""
         project, agent, session, tool, tool_limits = spender
         now = self.clock()
         key = (project, agent, session)
-        until, accounts = self._charged.get(key, _NOT_OPENED)
+        until, accounts = self._opened.get(key, _NOT_OPENED)
         if now >= until:
             accounts = self._open(spender, self._by_project.get(bare_project(project), self._options), "", now)
-            if len(self._charged) >= _MAX_ACCOUNTS:
-                self._charged.clear()
-            self._charged[key] = min((account.period.end for account in accounts), default=math.inf), accounts
+            if len(self._opened) >= _MAX_ACCOUNTS:
+                self._opened.clear()
+            self._opened[key] = min((account.period.end for account in accounts), default=math.inf), accounts
         if tool_limits is not None:
             accounts = [*accounts, *self._open(spender, tool_limits, tool, now)]
-        return Charge(self, (project, tool), accounts) if accounts else None
+        return CallAccounts(self, (project, tool), accounts) if accounts else None
 
     def new_attempt(self) -> str:
         """Return the id of a new attempt."""
@@ -253,7 +253,7 @@ class Budgets:
             if account.is_quiet and (now >= account.period.end or too_many > 0):
                 too_many -= 1
                 del self._accounts[key], self._by_key[account.key]
-                self._charged.clear()  # it may list the account; the next calls fill it again
+                self._opened.clear()  # it may list the account; the next calls fill it again
                 self._most_used[account.id.scope].pop(account.key, None)
 
     def _rank(self, account: Account) -> None:

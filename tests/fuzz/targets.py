@@ -37,7 +37,7 @@ from yarl import URL
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.request import UpstreamRequest
-from openapi_tool.jina.response import Expected, UpstreamResult
+from openapi_tool.jina.response import Expected, NothingToShow, UpstreamResult
 from openapi_tool.jina.url_policy import INTERNAL_SUFFIXES, UrlPolicy, checked_url
 from openapi_tool.kernel.jetstream.dead_letter_records import dead_letter, decode, encode
 from openapi_tool.kernel.jetstream.deliveries import ForeignMessage, delivery_of
@@ -428,8 +428,8 @@ def check_answer(data: bytes) -> None:
     try:
         expected = Expected(operation, _PARAMETERS, offered=_OFFERED)
         output = _fetched(expected, _STATUSES[status], {name: text for name, text in headers.items() if text}, body)
-        if isinstance(output, ToolError):
-            raise output
+        if isinstance(output, NothingToShow):
+            raise output.error
     except ToolError as error:
         assert SECRET not in error.message
         assert_storable(failure(error, 1).result)

@@ -29,7 +29,7 @@ from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.deadlines import Deadline
 from openapi_tool.tools.definition import ToolDefinition, parse_definition
-from openapi_tool.tools.output import NO_USAGE, Item, Meter, ToolOutput, Usage, cost
+from openapi_tool.tools.output import NO_USAGE, Item, Meter, ToolOutput, Usage
 from openapi_tool.tools.session_identities import SessionIdentities
 from tests.answering import MAX_BYTES, ToolsOverTransport, for_request, serving
 from tests.requirements import requirement
@@ -414,7 +414,7 @@ async def test_a_small_answer_may_come_as_slowly_as_its_call_allows() -> None:
 
     with ByteSemaphore(1_000_000).for_call() as memory:
         outcome = await _Paced([b'{"data":', b"{}}"], slowly).fetch(for_request(memory))
-    assert cost(outcome).requests == 1
+    assert outcome.usage.requests == 1
 
 
 @requirement("memory.limit")
