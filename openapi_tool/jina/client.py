@@ -201,7 +201,7 @@ class JinaClient:
         if declared.isascii() and declared.isdigit():
             max_bytes = min(int(declared[:_MAX_LENGTH_DIGITS]), max_bytes)
         held = SMALL
-        next_check_bytes = 0  # of the body, at which the next check of its rate begins
+        next_check_bytes = 0  # of the body, at which its time limit begins anew
         clock = asyncio.get_running_loop().time
         async with asyncio.timeout(None) as pace:
             while chunk:
@@ -229,7 +229,7 @@ class JinaClient:
             async with asyncio.timeout(seconds):
                 async for chunk in chunks:
                     tail = (tail + chunk)[-_TAIL_BYTES:]
-                    left = left - len(chunk)
+                    left -= len(chunk)
                     if left < 0:
                         return 0
                     async with self._large_reads:

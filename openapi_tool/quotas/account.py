@@ -52,8 +52,8 @@ class AccountId(NamedTuple):
         owner = f"{self.owner[:12]}…" if self.scope == "session" else self.owner
         return {"scope": self.scope, "project": self.project, "who": owner, "tool": self.tool}
 
-    def key(self, period: Period) -> str:
-        """Return the key of the record: a hash, because ids may contain any characters."""
+    def record_name(self, period: Period) -> str:
+        """Return the name of the record: a hash, because ids may contain any characters."""
         name = json.dumps((*self, period.name)).encode()
         return f"budget.{hashlib.blake2b(name, digest_size=20).hexdigest()}"
 
@@ -106,7 +106,7 @@ class Account(SharedRecord):
         sharing: Sharing,
         on_write: Callable[[Account], None],
     ) -> None:
-        super().__init__(account_id.key(period), replica, store, clock)
+        super().__init__(account_id.record_name(period), replica, store, clock)
         self.id = account_id
         self.period = period
         self.limit = limit
@@ -390,7 +390,7 @@ class Account(SharedRecord):
         return _OWNER_TEXT[self.id.scope] + (" with this tool" if self.id.tool else "")
 
     def _log_unreadable(self) -> None:
-        fields = {**self._log_fields(), "key": self.key}
+        fields = {**self._log_fields(), "key": self.record_name}
         if self.remembers:
             log.warning(
                 "the record of a budget of project %s cannot be read; its last known state is used",

@@ -61,7 +61,7 @@ class CallAccounts:
         name = budgets.new_attempt()
         try:
             for account in self._accounts:
-                budgets.active[account.key] = account
+                budgets.active[account.record_name] = account
                 reservation.attempts.append((account, await account.reserve(name, amount, deadline, latest)))
         except BaseException:
             reservation.release()
@@ -118,7 +118,7 @@ class Budgets:
     """Budgets of this process, named `replica`. `clock` returns the NATS server's time in seconds since the epoch.
 
     A request waits for what others have reserved for `max_wait_share()` of its remaining time.
-    `limited`: the settings have a budget. `active`: accounts by key in which requests have reserved. `means`:
+    `limited`: the settings have a budget. `active`: accounts by record name in which requests have reserved. `means`:
     moving averages of a request's tokens by project and tool.
     """
 
@@ -146,7 +146,7 @@ class Budgets:
         self._to_check: Iterator[tuple[tuple[AccountId, str], Account]] = iter(())
         self._periods = Periods(time_zone(options.time_zone))
         self._accounts: dict[tuple[AccountId, str], Account] = {}
-        self._by_key: dict[str, Account] = {}
+        self._by_name: dict[str, Account] = {}
         self._by_project = {name: options.for_project(name) for name in options.projects}
         self.limited = options.limited or bool(options.projects)
         self._task: asyncio.Task[None] | None = None
@@ -175,7 +175,7 @@ class Budgets:
         if name == ALL_RECORDS:
             for each in self._accounts.values():
                 each.forget()
-        elif (account := self._by_key.get(name)) is not None:
+        elif (account := self._by_name.get(name)) is not None:
             account.on_change(stored)
 
     def snapshot(self) -> list[dict[str, Any]]:
@@ -226,7 +226,7 @@ class Budgets:
             account = Account(
                 account_id, limit, period, self._replica, self._store, self.clock, self._sharing, on_write=self._rank
             )
-            self._accounts[key] = self._by_key[account.key] = account
+            self._accounts[key] = self._by_name[account.record_name] = account
             self._rank(account)
             self._task = self._task or in_background(repeat(self._tick, _TICK_S, "the budgets"), "budgets")
         account.limit = limit  # the definition may have changed
@@ -240,7 +240,7 @@ class Budgets:
     async def _tick(self) -> None:
         for account in list(self.active.values()):
             if account.is_quiet:
-                del self.active[account.key]
+                del self.active[account.record_name]
         self._drop_unused(self.clock())
 
     def _drop_unused(self, now: float) -> None:
@@ -252,16 +252,16 @@ class Budgets:
         for key, account in checked:
             if account.is_quiet and (now >= account.period.end or too_many > 0):
                 too_many -= 1
-                del self._accounts[key], self._by_key[account.key]
+                del self._accounts[key], self._by_name[account.record_name]
                 self._opened.clear()  # it may list the account; the next calls fill it again
-                self._most_used[account.id.scope].pop(account.key, None)
+                self._most_used[account.id.scope].pop(account.record_name, None)
 
     def _rank(self, account: Account) -> None:
         """Add an account to the most used ones of its scope, which are limited to 200."""
-        if self._by_key.get(account.key) is not account:  # dropped, but written by an older call
+        if self._by_name.get(account.record_name) is not account:  # dropped, but written by an older call
             return
         found = self._most_used[account.id.scope]
-        found[account.key] = account
+        found[account.record_name] = account
         if len(found) > 2 * _MAX_RANKED:
             largest = heapq.nlargest(_MAX_RANKED, found.values(), key=lambda each: each.used_fraction)
-            self._most_used[account.id.scope] = {each.key: each for each in largest}
+            self._most_used[account.id.scope] = {each.record_name: each for each in largest}

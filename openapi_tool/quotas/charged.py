@@ -25,7 +25,7 @@ async def charged(
     for scope in ("project_day", "project_month"):
         found = {}
         for period in _periods(scope, start.timestamp(), end.timestamp(), zone):
-            record = parse((await records.read(AccountId(scope, project).key(period))).value)
+            record = parse((await records.read(AccountId(scope, project).record_name(period))).value)
             if record is not None:
                 found[period] = record.charged.plus(record.reserved)
         if found:

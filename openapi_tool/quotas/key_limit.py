@@ -186,7 +186,7 @@ class KeyLimit(SharedRecord):
         self.rates = rates
         self.keys = keys
         self.group = group
-        self.use_of_key = KeyUse(variable, endpoint)
+        self.key_use = KeyUse(variable, endpoint)
         self.record = LimitRecord()
         self.weight = 1.0
         self.load = 0.0
@@ -209,7 +209,7 @@ class KeyLimit(SharedRecord):
         self._offline_window = Window()
         self._lost_at = 0.0  # begin of an outage that is not reported yet
         self._sent: deque[float] = deque(maxlen=_MAX_SENT)  # of the last COUNTS_S
-        self._uncounted: list[float] = []  # sent without a limit before `use` set one
+        self._uncounted: list[float] = []  # sent without a limit before `apply_rates` set one
         self._durations: deque[float] = deque(maxlen=_MAX_DURATIONS)
         self._asked: dict[str, float] = {}
         group.limits.append(self)
@@ -219,8 +219,8 @@ class KeyLimit(SharedRecord):
         metrics.LIMIT_PAUSED.labels(*labels).set_function(lambda: self.paused_s)
         metrics.LIMIT_NOT_SHARED.labels(*labels).set_function(lambda: bool(self.outage) and self.limited)
 
-    def use(self, rates: Rates, *, dry_run: bool) -> None:
-        """Use other limits from now on. What was sent without one counts, but not as running or as tokens."""
+    def apply_rates(self, rates: Rates, *, dry_run: bool) -> None:
+        """Apply other limits from now on. What was sent without one counts, but not as running or as tokens."""
         now = self.now()
         if rates.limited and not self.limited:
             self._uncounted = [at for at in self._sent if at > now - COUNTS_S]
@@ -240,7 +240,7 @@ class KeyLimit(SharedRecord):
     @property
     def usable(self) -> bool:
         """Return whether calls may use the key."""
-        if self.use_of_key in self.keys.blocked:
+        if self.key_use in self.keys.blocked:
             return self.trial
         return not self.group.pooled or self.keys.get(self.variable) is not None
 
@@ -360,7 +360,7 @@ class KeyLimit(SharedRecord):
                 self._sent.remove(sent_at)
             self.wake()
         elif error.upstream_status is not None and error.upstream_status in STATES:
-            self.keys.record_refusal(self.use_of_key, key, error.upstream_status, wanted.call)
+            self.keys.record_refusal(self.key_use, key, error.upstream_status, wanted.call)
         else:
             return
         wanted.refused_by |= {self.variable}
@@ -405,7 +405,7 @@ class KeyLimit(SharedRecord):
                 self.endpoint,
                 self.variable,
                 "the last known record replaces it" if self.remembers else "none is known here: its count begins anew",
-                extra={"action": "limits.unreadable", "key": self.key, **self._log_fields},
+                extra={"action": "limits.unreadable", "key": self.record_name, **self._log_fields},
             )
         self.record = record or LimitRecord()
         now = self.now()
@@ -546,9 +546,7 @@ class KeyLimit(SharedRecord):
         elsewhere = record.waiting_elsewhere(self.replica, now).items()
         able = {key: calls for key, calls in elsewhere if self._may_hold_more(key, now)}
         rivals = _Rivals(able, record.turns)
-        while self.usable and not (
-            self._granted and self.use_of_key in self.keys.blocked
-        ):  # one call tries a blocked key
+        while self.usable and not (self._granted and self.key_use in self.keys.blocked):  # one call tries a blocked key
             mine = {project_key(name): name for name in waiting.projects() if self._may_send(name)}
             since = {key: waiting.first(name).since for key, name in mine.items()}
             key = rivals.next(since, lambda before: record.has_room(self.in_force, self.tokens_each, before, now))
@@ -587,7 +585,7 @@ class KeyLimit(SharedRecord):
             self.group.count_request(self)
         waiter.permit.set_result(KeyPermit(self, attempt, waiter.wanted))
 
-    def asked(self, project: str) -> None:
+    def note_asking(self, project: str) -> None:
         """Record that a project has asked for a permit."""
         self._asked.pop(project, None)
         self._asked[project] = self.now()
@@ -696,9 +694,9 @@ class KeyLimit(SharedRecord):
         """End the wait of calls that certainly get no permit in time, and of all if the key is blocked."""
         queue = self.group.waiting
         now = self.now()
-        if self.use_of_key in self.keys.blocked and not self.group.usable():
+        if self.key_use in self.keys.blocked and not self.group.usable():
             for waiter in list(queue):
-                self.group.fail(waiter, self.keys.error(self.use_of_key))
+                self.group.fail(waiter, self.keys.error(self.key_use))
             return
         self._open_to_others()
         if now - self._reviewed_at < _REVIEW_S:
@@ -803,7 +801,7 @@ class KeyPermit(Permit):
     def done(self, tokens: int) -> None:
         """Settle the request."""
         self._end(Amount(1, tokens))
-        self._limit.keys.record_success(self._limit.use_of_key, trial=self._trial)
+        self._limit.keys.record_success(self._limit.key_use, trial=self._trial)
 
     def failed(self, error: ToolError) -> None:
         """Settle the request; a refusal pauses or blocks its key."""
@@ -814,19 +812,19 @@ class KeyPermit(Permit):
         if error.http_status in _KEY_STATUSES:
             limit.record_upstream_refusal(error, self._wanted, self.key, self.sent_at)
         if self._trial and error.upstream_status not in STATES:
-            limit.keys.end_trial(limit.use_of_key)
+            limit.keys.end_trial(limit.key_use)
 
     def cancelled(self) -> None:
         """Settle the request."""
         self._end(None)
         if self._trial:
-            self._limit.keys.end_trial(self._limit.use_of_key)
+            self._limit.keys.end_trial(self._limit.key_use)
 
     def unsent(self) -> None:
         """Give the permit back: the request is not sent."""
         self._end(NOTHING)
         if self._trial:
-            self._limit.keys.end_trial(self._limit.use_of_key)
+            self._limit.keys.end_trial(self._limit.key_use)
 
     def _end(self, cost: Amount | None) -> None:
         if not self._ended:
