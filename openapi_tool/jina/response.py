@@ -243,7 +243,7 @@ def run_response_task(task: Payload) -> bytes:
         nonlocal masked
         masked += number
 
-    redact.on_masked = count
+    redact.on_masked = count  # the metric is the service's, so the number is returned
     try:
         result = read_response(task.blobs[0], expected, received)
     except ToolError as error:
