@@ -38,8 +38,8 @@ _WAIT_S = 1.0  # between two reads of a record while requests wait for reservati
 class AccountId(NamedTuple):
     """Scope and owner of an account: `owner` is an agent or session, empty for a project.
 
-    `tool` is the tool whose definition sets the budget, else empty. `project` is prefixed with the kernel's name in
-    the records and a space (`quota_project`).
+    `tool` is the tool whose definition sets the budget, else empty. `project` is named as in the records
+    (`quota_project`).
     """
 
     scope: str

@@ -32,7 +32,7 @@ _NOT_OPENED: tuple[float, list[Account]] = 0.0, []  # an expired entry of `_open
 class Spender(NamedTuple):
     """Caller that is charged; `tool_limits` are the budgets of the tool's definition.
 
-    `project` is prefixed with the kernel's name in the records, as in AccountId (`quota_project`).
+    `project` is named as in the records (`quota_project`).
     """
 
     project: str

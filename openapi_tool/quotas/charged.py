@@ -20,7 +20,7 @@ async def charged(
     """Return what is used and reserved in each day, or else in each month, that a time overlaps.
 
     There is no entry without an account: no budget of the project was set for days or months, or it is 40 days old.
-    `project` is that of the records (`quota_project`). Raises Unavailable.
+    `project` is named as in the records (`quota_project`). Raises Unavailable.
     """
     for scope in ("project_day", "project_month"):
         found = {}

@@ -433,7 +433,7 @@ class KeyLimit(SharedRecord):
         for project, cost in self._charges:
             record.turns.charge(project_key(project), cost / self.group.waiting.weight(project))
         self._applied_charges = len(self._charges)
-        changed |= self._grant(self.in_force, now)
+        changed |= self._grant(now)
         changed |= self._report(now, written=changed)
         return changed
 
@@ -537,7 +537,7 @@ class KeyLimit(SharedRecord):
         found = self.record.open.get(name)
         return found is None or abs(found.at - attempt.at) < INTERVAL_S / 2
 
-    def _grant(self, rates: Rates, now: float) -> bool:
+    def _grant(self, now: float) -> bool:
         """Give permits to the calls whose turn it is among those of all replicas."""
         self._granted = []
         record = self.record
@@ -560,14 +560,13 @@ class KeyLimit(SharedRecord):
                 else:
                     break
             name = mine[key]
-            rates = self.in_force
             waiter = waiting.pop(name)
             cost = 1 / waiting.weight(name)
             rivals.order.serve(key, cost)
             record.turns.serve(key, cost)
             attempt = self._attempt(waiter, now)
             self._granted.append((waiter, attempt))
-            record.reserve(attempt, rates)
+            record.reserve(attempt, self.in_force)
         return changed or bool(self._granted)
 
     def _attempt(self, waiter: WaitingCall, now: float) -> Attempt:
