@@ -151,8 +151,10 @@ class ToolRunner:
                 arguments.key_fallback_reason,
                 extra={"action": "tool.key_passed_over"} | _log_fields(call, definition.tool_name),
             )
-        extra = {"action": "call.running", "session": arguments.session_identity}
-        log.debug("running", extra=extra | log_ids(call.identity))
+        log.debug(
+            "running",
+            extra={"action": "call.running", "session": arguments.session_identity} | log_ids(call.identity),
+        )
         return arguments
 
     def _check_switch(self, call: Call, definition: ToolDefinition) -> None:

@@ -191,8 +191,9 @@ class SharedRecord(ABC):
             self.decide_offline()
             return _RETRY_S
         except Exception:  # a defect; if this task ended, every call would wait until its deadline
-            extra = {"action": "limits.broken", "key": self.record_name}
-            log.exception("internal error in a shared record", extra=extra)
+            log.exception(
+                "internal error in a shared record", extra={"action": "limits.broken", "key": self.record_name}
+            )
             self._known = self._readable = None
             return _RETRY_S
         return self.next_s()
