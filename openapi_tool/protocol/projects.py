@@ -20,6 +20,6 @@ def quota_project(namespace: str, project_id: str) -> str:
     return f"{namespace} {project_id}".lstrip()
 
 
-def bare_project(quota_project: str) -> str:
-    """Return the id of a project that is named as in the records of quotas."""
-    return quota_project.rpartition(" ")[2]
+def bare_project(name: str) -> str:
+    """Return the id of a project from its name in the records of quotas."""
+    return name.rpartition(" ")[2]
