@@ -24,13 +24,12 @@ from openapi_tool.nats_client.login import file_problems
 from openapi_tool.nats_client.options import BusOptions, DurableOptions
 from openapi_tool.nats_client.users import NatsUser
 from openapi_tool.options.postgres import PoolOptions
-from openapi_tool.protocol.dialect import dialect_of
 from openapi_tool.protocol.subjects import command_filter
 from openapi_tool.quotas.budgets import Budgets
 from openapi_tool.quotas.permits import Permits
 from openapi_tool.settings import PREFIX, Settings, SettingsError
 from openapi_tool.settings.loading import secret_values, unmasked
-from openapi_tool.settings.model import but
+from openapi_tool.settings.model import with_values
 from openapi_tool.settings.sources import DriverOptions
 from openapi_tool.telemetry.health import Health
 from openapi_tool.telemetry.redact import Redactor
@@ -40,7 +39,7 @@ from openapi_tool.tools.cursors import Cursors
 from openapi_tool.tools.lint import LintLimits
 from openapi_tool.tools.policy import HOOKS_GROUP, Authorizer, Hook
 from openapi_tool.tools.secret_variables import Secrets
-from openapi_tool.tools.session_scope import SessionScope
+from openapi_tool.tools.session_identities import SessionIdentities
 
 NAME = "openapi-tool"
 QUOTAS_SECTION = "quotas.nats"
@@ -69,11 +68,6 @@ class Bootstrap:
     def version(self) -> str:
         """Return the protocol version."""
         return self.settings.protocol.version
-
-    @property
-    def scope(self) -> str:
-        """See `Dialect`."""
-        return dialect_of(self.settings.protocol.version, "").scope
 
 
 def build_bootstrap(settings: Settings, environment: Mapping[str, str]) -> Bootstrap:
@@ -111,12 +105,13 @@ def build_bootstrap(settings: Settings, environment: Mapping[str, str]) -> Boots
 
 def _quotas(settings: Settings, problems: list[str]) -> BusOptions | None:
     """Add mistakes in the files of the quotas' NATS to `problems`; return the connection, None without one."""
-    options, section = settings.quotas.nats, QUOTAS_SECTION
+    options = settings.quotas.nats
+    section = QUOTAS_SECTION
     if options is None:
         return None
     problems += file_problems(options, section)
     setting = f"{section}.servers ({PREFIX}{section.replace('.', '__').upper()}__SERVERS)"
-    options = but(options, inbox_prefix=NatsUser.QUOTAS.inbox_prefix(options.inbox_prefix))
+    options = with_values(options, inbox_prefix=NatsUser.QUOTAS.inbox_prefix(options.inbox_prefix))
     return BusOptions(options, NAME, listed_by="openapi-tool nats permissions --for quotas", setting=setting)
 
 
@@ -149,17 +144,17 @@ def build_runner(bootstrap: Bootstrap, upstream: Upstream, artifacts: Artifacts,
     settings = bootstrap.settings
     options = RunnerOptions(
         authorizer=bootstrap.authorizer,
-        arguments=ArgumentSources(operator_envs(settings), bootstrap.secrets, SessionScope(session_key)),
-        scope=bootstrap.settings.quotas.kernel or bootstrap.scope,
+        arguments=ArgumentSources(operator_envs(settings), bootstrap.secrets, SessionIdentities(session_key)),
+        quota_namespace=settings.quota_namespace,
         isolation=upstream.isolation,
     )
     pagination = Pagination(artifacts, Cursors(session_key), settings.tools, upstream.isolation)
     return ToolRunner(options, upstream.backend, pagination)
 
 
-def scoped_key(key: bytes, scope: str) -> bytes:
-    """Return a session key per version: kernels of two versions may share a NATS, but no session or parked result."""
-    return hmac.digest(key, scope.encode(), hashlib.sha256) if scope else key
+def derived_key(key: bytes, namespace: str) -> bytes:
+    """Return the session key of a namespace, such as that of a version: two may share a NATS, but no session."""
+    return hmac.digest(key, namespace.encode(), hashlib.sha256) if namespace else key
 
 
 def _hooks(names: Sequence[str], problems: list[str]) -> dict[str, Hook]:

@@ -52,14 +52,14 @@ MONEY = (
     ),
     Mutation(
         "jina/cache.py",
-        "            spent.add(pending.meter.take())\n",
+        "            meter.add(pending.meter.take())\n",
         "",
         "tests/races/test_budgets.py::test_every_request_is_in_exactly_one_result_on_each_loop",
     ),
     Mutation(
-        "jina/backend.py",
-        "failed = copy.copy(error)",
-        "failed = error",
+        "jina/cache.py",
+        "raise copy.copy(outcome)",
+        "raise outcome",
         "tests/races/test_budgets.py::test_every_request_is_in_exactly_one_result_on_each_loop",
     ),
     Mutation(
@@ -141,13 +141,13 @@ IDENTITY = (
     ),
     Mutation(
         "bootstrap.py",
-        "return hmac.digest(key, scope.encode(), hashlib.sha256) if scope else key",
+        "return hmac.digest(key, namespace.encode(), hashlib.sha256) if namespace else key",
         "return key",
         "tests/dialects/test_dialects.py::test_equal_project_call_and_sequence_of_two_kernels_share_nothing",
     ),
     Mutation(
         "engine/runner.py",
-        "return Call(identity, memory, slot, scope=self._options.scope)",
+        "return Call(identity, memory, slot, quota_namespace=self._options.quota_namespace)",
         "return Call(identity, memory, slot)",
         "tests/end_to_end/test_shared_quotas.py::test_projects_of_equal_ids_share_no_budget",
     ),
@@ -206,13 +206,13 @@ IDENTITY = (
         "tests/wire/test_answers.py::test_an_earlier_result_of_another_author_is_left_alone",
     ),
     Mutation(
-        "tools/session_scope.py",
+        "tools/session_identities.py",
         "orjson.dumps(owned, option=orjson.OPT_SORT_KEYS)",
         'f"{project_id}{agent_id}{alias}".encode("utf-8", "replace")',
         "tests/unit/test_tools.py::test_separator_in_an_id_does_not_make_two_owners_equal",
     ),
     Mutation(
-        "tools/session_scope.py",
+        "tools/session_identities.py",
         "[project_id, agent_id, alias]",
         "[project_id, alias]",
         "tests/unit/test_tools.py::test_identities_agree_exactly_where_owner_and_alias_do",
@@ -267,7 +267,7 @@ IDENTITY = (
     ),
     Mutation(
         "jina/cache.py",
-        "arguments.session,",
+        "arguments.session_identity,",
         "",
         "tests/wire/test_answers.py::test_another_agent_or_session_does_not_share_the_cache",
     ),

@@ -32,7 +32,7 @@ from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.subjects import default_durable, parse_command_subject
 from openapi_tool.settings import load_settings
 from openapi_tool.settings.loading import empty_servers
-from openapi_tool.settings.model import but
+from openapi_tool.settings.model import with_values
 from openapi_tool.telemetry.logs import printable_lines
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.secret_variables import Secret
@@ -107,7 +107,7 @@ def _kernel() -> tuple[PoolOptions, BusOptions, Redactor]:
     settings = load_settings({"postgres": {"dsn": dsn}, "nats": {"servers": servers}})
     bootstrap = build_bootstrap(settings, os.environ)
     # The kernel's login, to which the inbox of the executor is denied (docs/least-privilege.md).
-    bus = replace(bootstrap.bus, nats=but(bootstrap.bus.nats, inbox_prefix=_INBOX), listed_by="")
+    bus = replace(bootstrap.bus, nats=with_values(bootstrap.bus.nats, inbox_prefix=_INBOX), listed_by="")
     return bootstrap.pool, bus, bootstrap.redactor
 
 

@@ -27,9 +27,8 @@ from openapi_tool.gateway.usage import COLUMNS
 from openapi_tool.kernel.postgres.usage_keys import By
 from openapi_tool.nats_client.users import NatsUser
 from openapi_tool.options.budgets import time_zone
-from openapi_tool.protocol.dialect import dialect_of
 from openapi_tool.protocol.errors import Unavailable
-from openapi_tool.protocol.projects import scoped_project
+from openapi_tool.protocol.projects import quota_project
 from openapi_tool.quotas.amounts import Amount
 from openapi_tool.quotas.charged import WithoutResult, charged, without_result
 from openapi_tool.quotas.periods import Period
@@ -216,9 +215,9 @@ def usage(
 
     async def held_by(file: StateFile) -> Mapping[Period, Amount]:
         settings = load_settings(NO_DATABASE)
-        scope = settings.quotas.kernel or dialect_of(settings.protocol.version, "").scope
+        named = quota_project(settings.quota_namespace, project)
         records, zone = file.records("budgets", BUDGETS_TTL_S), time_zone(settings.budgets.time_zone)
-        return await charged(records, scoped_project(scope, project), start, end, zone)
+        return await charged(records, named, start, end, zone)
 
     def held_by_nats() -> Mapping[Period, Amount]:
         async def work(bootstrap: Bootstrap, _: BusClient) -> Mapping[Period, Amount]:

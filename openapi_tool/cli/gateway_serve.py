@@ -35,7 +35,7 @@ from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.reloading import Reloader
 from openapi_tool.service.file_limit import raise_file_limit
 from openapi_tool.settings import CONFIG_VARIABLE, Settings, SettingsError, load_settings
-from openapi_tool.settings.model import but
+from openapi_tool.settings.model import with_values
 from openapi_tool.shutdown import Shutdown, cancelled, end_process
 from openapi_tool.state.sqlite import StateUnusable
 from openapi_tool.telemetry.health import RECENT_WARNINGS, Dependency, Health, Snapshots, monitor_loop_lag
@@ -94,7 +94,7 @@ def serve(flags: GatewayFlags, resolver: Resolver | None = None) -> NoReturn:
     except ToolsInvalid as error:
         fail(str(error))
     state = chosen_state(flags.state)
-    options = but(settings.gateway, max_connections=max(1, min(settings.gateway.max_connections, limit // 2)))
+    options = with_values(settings.gateway, max_connections=max(1, min(settings.gateway.max_connections, limit // 2)))
     parts = _Parts(Reloader(bootstrap, read, os.environ), state, options, tools, folder, resolver)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         try:

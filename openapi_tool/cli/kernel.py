@@ -31,13 +31,13 @@ from openapi_tool.options.budgets import time_zone
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.dialect import claimed_identity
 from openapi_tool.protocol.errors import Unanswerable, Unavailable
-from openapi_tool.protocol.projects import scoped_project
+from openapi_tool.protocol.projects import quota_project
 from openapi_tool.protocol.subjects import parse_command_subject
 from openapi_tool.quotas.amounts import Amount
 from openapi_tool.quotas.charged import charged
 from openapi_tool.quotas.periods import Period
 from openapi_tool.settings import given_values, load_settings
-from openapi_tool.settings.model import but
+from openapi_tool.settings.model import with_values
 from openapi_tool.settings.sources import SourceUnreadable
 from openapi_tool.state.nats_kv import NatsKvRecords
 
@@ -152,10 +152,11 @@ async def charged_in_nats(
 ) -> Mapping[Period, Amount]:
     """Return what the accounts of a project hold (`charged`). Raises Unavailable."""
     settings = bootstrap.settings
-    scoped, zone = scoped_project(settings.quotas.kernel or bootstrap.scope, project), settings.budgets.time_zone
+    named = quota_project(settings.quota_namespace, project)
+    zone = settings.budgets.time_zone
 
     async def work(_: Bootstrap, client: BusClient) -> Mapping[Period, Amount]:
-        return await charged(NatsKvRecords(client, BUDGETS.bucket), scoped, start, end, time_zone(zone))
+        return await charged(NatsKvRecords(client, BUDGETS.bucket), named, start, end, time_zone(zone))
 
     return await _connected(replace(bootstrap, bus=bootstrap.quotas or bootstrap.bus), work, user)
 
@@ -164,7 +165,7 @@ async def _connected(bootstrap: Bootstrap, work: Callable[[Bootstrap, BusClient]
     options = bootstrap.bus.nats
     bus = replace(
         bootstrap.bus,
-        nats=but(options, inbox_prefix=user.inbox_prefix(options.inbox_prefix)),
+        nats=with_values(options, inbox_prefix=user.inbox_prefix(options.inbox_prefix)),
         listed_by=f"openapi-tool nats permissions --for {user}",
     )
     with outage_as_unavailable(bus.where):

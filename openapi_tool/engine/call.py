@@ -12,8 +12,8 @@ from pydantic import SecretStr
 
 from openapi_tool.protocol.attempts import UpstreamAttempt
 from openapi_tool.protocol.identity import CallIdentity
-from openapi_tool.protocol.projects import AgentKey, scoped_project
-from openapi_tool.quotas.budgets import Charge
+from openapi_tool.protocol.projects import AgentKey, quota_project
+from openapi_tool.quotas.budgets import CallAccounts
 from openapi_tool.quotas.permits import NO_SLOT, Slot
 from openapi_tool.tools.output import NO_USAGE, Usage
 
@@ -43,7 +43,7 @@ class Call:
     - `memory`: leave it once the result is stored. A shared request may keep it longer.
     - `slot`: given up while a request waits for a permit.
     - `recheck`: raises ToolError once the call may send no more requests.
-    - `budget`: what its requests are charged to; None without budgets.
+    - `budget`: the accounts that its requests are charged to; None without budgets.
     - `spent`: upstream cost so far, including failed requests.
     - `attempts`: upstream requests so far, in the order in which they were sent.
     - `permit_waits`: begins and ends of waits for a permit, on the monotonic clock in seconds.
@@ -51,7 +51,7 @@ class Call:
       pool.
     - `left_out_logged`: whether the log names the definition's parameters that are not sent.
     - `repaired`: arguments that were repaired while the call ran, beside those of `Arguments.repaired`.
-    - `scope`: the kernel's name in the records of quotas.
+    - `quota_namespace`: the kernel's name in the records of quotas, which may be empty.
     - `number`: identifies the call in this process.
     """
 
@@ -59,14 +59,14 @@ class Call:
     memory: CallMemory
     slot: Slot = NO_SLOT
     recheck: Callable[[], None] | None = None
-    budget: Charge | None = None
+    budget: CallAccounts | None = None
     spent: Usage = NO_USAGE
     attempts: list[UpstreamAttempt] = field(default_factory=list)
     permit_waits: list[tuple[float, float]] = field(default_factory=list)
     secrets_sent: set[SecretStr] = field(default_factory=set)
     left_out_logged: bool = False
     repaired: set[str] = field(default_factory=set)
-    scope: str = ""
+    quota_namespace: str = ""
     number: int = field(default_factory=_NUMBERS.__next__)
 
     @property
@@ -77,4 +77,4 @@ class Call:
     @property
     def charged_agent(self) -> AgentKey:
         """Agent and project, named as in the records of quotas, by which requests are charged and take turns."""
-        return AgentKey(scoped_project(self.scope, self.project), self.identity.agent_id)
+        return AgentKey(quota_project(self.quota_namespace, self.project), self.identity.agent_id)

@@ -21,7 +21,7 @@ from openapi_tool.tools.argument_check import ArgumentCheck
 from openapi_tool.tools.arguments import CURSOR, cursor_schema, takes_cursor
 from openapi_tool.tools.cursors import Cursors, Position
 from openapi_tool.tools.definition import ToolDefinition
-from openapi_tool.tools.frames import framed, without_frames
+from openapi_tool.tools.frames import Part, framed, without_frames
 from openapi_tool.tools.inline_bounds import SMALL
 from openapi_tool.tools.output import Item, ToolOutput
 from openapi_tool.tools.result import RenderedResult, ShownOutput
@@ -74,50 +74,58 @@ class Pagination:
 
         `max_result_tokens` is the call's own limit.
         """
-        if definition.result_format != "text":  # with `text` no model reads the state
+        if definition.result_format != "text":  # then the model reads the state, too
             limit = self._limit(definition, max_result_tokens)
             output = replace(output, state=await asyncio.to_thread(shown_state, output.state, limit))
-        rendered, stored = await self._rendered(call, definition, output, max_result_tokens)
-        return ShownOutput(output, rendered, stored)
+        rendered, full_text = await self._rendered(call, definition, output, max_result_tokens)
+        return ShownOutput(output, rendered, full_text)
 
     async def _rendered(
         self, call: Call, definition: ToolDefinition, output: ToolOutput, max_result_tokens: int | None
     ) -> tuple[RenderedResult, StoredText | None]:
-        rejects = takes_cursor(definition) and await self._schema_rejects_cursor(call, definition)
-        items = output.items
+        """Return what the model is shown, and the whole text if that is truncated and may be stored."""
         cost = _cost_note(output, self._options.cost_note_tokens) + (call.budget.note if call.budget else "")
-        total = self._limit(definition, max_result_tokens)
-        limit = self._for_text(definition, output, total.minus(len(cost)))
-        parts = uncut_parts(items, limit)
-        cannot_continue = parts is None and rejects
-        if cannot_continue:
-            max_chars = self._options.max_uncontinued_chars or _UNCONTINUED_FACTOR * self._options.max_result_chars
-            limit = ResultLimit(max_chars, _UNCONTINUED_FACTOR * total.tokens).minus(len(cost))
-            limit = self._for_text(definition, output, limit)
-            parts = uncut_parts(items, limit)
+        limit, parts, can_continue = await self._within_limit(call, definition, output, max_result_tokens, len(cost))
         if parts is not None:
             return RenderedResult(framed(parts) + cost), None
-        truncated = truncate(items, limit)
+        truncated = truncate(output.items, limit)
         shown = framed(truncated.parts) + cost
         missing = _left_out(truncated)
         if not output.may_store:  # the page was read with "do not track"
             why = f"{missing} They are not stored.{_shorter_result_advice(definition)}"
             return RenderedResult(f"{shown}\n\n[{why}]", truncated=True), None
-        store = partial(stored_text, items, truncated.stored_items)
-        stored = await asyncio.to_thread(store) if truncated.left > SMALL else store()
-        artifact = Artifact(stored.card_id, stored.chars, stored.sha256, text="")
-        if cannot_continue:
+        store = partial(stored_text, output.items, truncated.stored_items)
+        full_text = await asyncio.to_thread(store) if truncated.left > SMALL else store()
+        artifact = Artifact(full_text.card_id, full_text.chars, full_text.sha256, text="")
+        if not can_continue:
             why = f"{missing} This tool cannot show them.{_shorter_result_advice(definition)}"
-            return RenderedResult(f"{shown}\n\n[{why}]", truncated=True, artifact_ref=artifact.reference), stored
-        return self._with_cursor(call, definition, shown, missing, artifact, truncated.next), stored
+            return RenderedResult(f"{shown}\n\n[{why}]", truncated=True, artifact_ref=artifact.reference), full_text
+        return self._with_cursor(call, definition, shown, missing, artifact, truncated.next), full_text
+
+    async def _within_limit(
+        self, call: Call, definition: ToolDefinition, output: ToolOutput, max_result_tokens: int | None, note_chars: int
+    ) -> tuple[ResultLimit, Sequence[Part] | None, bool]:
+        """Return the limit of the text, its parts if it fits uncut, and whether its model could continue a cut one.
+
+        The limit leaves room for notes of `note_chars`. It is higher if the definition's schema rejects `cursor`.
+        """
+        total = self._limit(definition, max_result_tokens)
+        limit = self._for_text(definition, output, total.minus(note_chars))
+        parts = uncut_parts(output.items, limit)
+        if parts is not None or not takes_cursor(definition) or not await self._schema_rejects_cursor(call, definition):
+            return limit, parts, True
+        max_chars = self._options.max_uncontinued_chars or _UNCONTINUED_FACTOR * self._options.max_result_chars
+        higher = ResultLimit(max_chars, _UNCONTINUED_FACTOR * total.tokens)
+        limit = self._for_text(definition, output, higher.minus(note_chars))
+        return limit, uncut_parts(output.items, limit), False
 
     async def resume(
         self, call: Call, definition: ToolDefinition, cursor: str, max_result_tokens: int | None = None
     ) -> ShownOutput:
         """Return the part at `cursor`. Raises NotFound, Unavailable."""
         position = self._cursors.read(call.identity, cursor)
-        # Twice the limit: the beginnings of later items, which were shown before, are skipped.
         load = partial(load_part, self._artifacts, call.identity, position.card_id)
+        # The first part has shown the beginning of each item. `later_part` skips these, so load twice the limit.
         artifact = await load(position.start, 2 * self._options.max_result_chars)
         # First lines of the code block or table that is cut at the cursor.
         opening = "" if position.opening is None else (await load(position.opening, OPENING_CHARS)).text

@@ -37,14 +37,14 @@ from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.log_ids import log_ids
 from openapi_tool.tools.policy import Authorizer
 from openapi_tool.tools.result import ResultFields, RunResult, failure, success
-from openapi_tool.tools.search_request import requested
+from openapi_tool.tools.result_request import result_request
 from openapi_tool.tools.switches import Switches
 from openapi_tool.tools.wording import short
 
 log = logging.getLogger(__name__)
 
-_KEY_SHAPES = Redactor(where="error")
-"""Masks what looks like a key, such as one in a definition instead of its variable, but no known secret.
+_without_key_shapes = Redactor(where="error").value
+"""Masks in a value what looks like a key, such as one in a definition instead of its variable, but no known secret.
 
 A failure quotes the caller, who would learn from a mask that his guess of a secret is right.
 """
@@ -56,13 +56,12 @@ _WRITE_GRACE_S = 2.0  # until the cost of a cancelled call is stored
 class RunnerOptions:
     """Dependencies of every call.
 
-    `scope` separates equal project ids of kernels that share quotas, and may be empty. `isolation` runs what a tenant
-    can make costly.
+    `quota_namespace` is that of `Settings`. `isolation` runs what a tenant can make costly.
     """
 
     authorizer: Authorizer
     arguments: ArgumentSources
-    scope: str = ""
+    quota_namespace: str = ""
     isolation: Isolation = field(default_factory=Isolation)
 
 
@@ -91,7 +90,7 @@ class ToolRunner:
     def new_call(self, identity: CallIdentity, slot: Slot = NO_SLOT) -> Call:
         """Return a new call, which gives up `slot` while it waits; run it within its memory."""
         memory = self._backend.call_memory(identity.project_id)
-        return Call(identity, memory, slot, scope=self._options.scope)
+        return Call(identity, memory, slot, quota_namespace=self._options.quota_namespace)
 
     async def run(self, call: Call, definition: ToolDefinition, given: ToolCall, deadline: Deadline) -> RunResult:
         """Run a call within its memory; every failure but Unavailable and CancelledError becomes its result.
@@ -99,23 +98,26 @@ class ToolRunner:
         `given` has the model's arguments.
         """
         started = time.monotonic()
-        tool, session = definition.built_in.name, None
+        tool = definition.built_in.name
+        session_id: str | None = None
         try:
             arguments = await self._arguments(call, definition, given, deadline)
-            session = arguments.session_id
+            session_id = arguments.session_id
             self._check_switch(call, definition)
             await self._options.authorizer.authorize(definition, call.identity, arguments)
             _refuse_if_late(deadline)
-            cursor, max_tokens, search = requested(definition, arguments)
-            if cursor is None:
+            wanted = result_request(definition, arguments)
+            if wanted.cursor is None:
                 call.recheck = partial(self._check_switch, call, definition)  # after each wait for a permit, too
                 output = await self._backend.run(definition, arguments, deadline, call)
-                shown = await self._pagination.show(call, definition, output, max_tokens)
-            elif search is None:
-                shown = await self._pagination.resume(call, definition, cursor, max_tokens)
+                shown = await self._pagination.show(call, definition, output, wanted.max_tokens)
+            elif wanted.search is None:
+                shown = await self._pagination.resume(call, definition, wanted.cursor, wanted.max_tokens)
             else:  # reads the whole text and may take seconds, so only this is limited
                 async with _search_limit(deadline):
-                    shown = await self._pagination.find(call, definition, search, cursor, max_tokens)
+                    shown = await self._pagination.find(
+                        call, definition, wanted.search, wanted.cursor, wanted.max_tokens
+                    )
             fields = success(
                 shown.output,
                 shown.rendered,
@@ -123,13 +125,14 @@ class ToolRunner:
                 latency_ms=_ms_since(started),
                 attempts=call.attempts,
                 tool=tool,
-                session=session,
+                session=session_id,
                 budget=_remaining_budget(call),
                 repaired=tuple(sorted({*arguments.repaired, *call.repaired})),
             )
             full_text = shown.full_text
         except Exception as cause:  # noqa: BLE001 - failure_result logs defects
-            fields, full_text = self.failure_result(call, definition.tool_name, cause, started, tool, session), None
+            fields = self.failure_result(call, definition.tool_name, cause, started, tool, session_id)
+            full_text = None
         if call.budget is not None:  # before the door stores the result, so that no crash loses its cost
             await shielded(call.budget.wait_until_written(), _WRITE_GRACE_S)
         return RunResult(fields, full_text)
@@ -137,7 +140,8 @@ class ToolRunner:
     async def _arguments(
         self, call: Call, definition: ToolDefinition, given: ToolCall, deadline: Deadline
     ) -> Arguments:
-        prepared, wait_s = self._options.arguments.prepare(definition, given, call.identity), deadline.remaining()
+        prepared = self._options.arguments.prepare(definition, given, call.identity)
+        wait_s = deadline.remaining()
         checked = await self._options.isolation.check_arguments(definition, prepared.check, call.project, wait_s)
         arguments = self._backend.without_unknown(definition, prepared.finish(checked))
         if arguments.key_fallback_reason is not None:
@@ -147,7 +151,10 @@ class ToolRunner:
                 arguments.key_fallback_reason,
                 extra={"action": "tool.key_passed_over"} | _log_fields(call, definition.tool_name),
             )
-        log.debug("running", extra={"action": "call.running", "session": arguments.session} | log_ids(call.identity))
+        log.debug(
+            "running",
+            extra={"action": "call.running", "session": arguments.session_identity} | log_ids(call.identity),
+        )
         return arguments
 
     def _check_switch(self, call: Call, definition: ToolDefinition) -> None:
@@ -161,7 +168,7 @@ class ToolRunner:
         cause: Exception,
         started: float,
         built_in_name: str = "",
-        session: str | None = None,
+        session_id: str | None = None,
     ) -> ResultFields:
         """Return the result of a failed call; `started` is its start on the monotonic clock, in seconds.
 
@@ -178,9 +185,8 @@ class ToolRunner:
                 error.message,
                 extra={"action": "tool.misconfigured"} | _log_fields(call, tool_name),
             )
-        fields = failure(error, _ms_since(started), call.attempts, built_in_name, session, _remaining_budget(call))
-        masked = _KEY_SHAPES.value
-        return replace(fields, result=masked(fields.result), error=masked(fields.error))
+        fields = failure(error, _ms_since(started), call.attempts, built_in_name, session_id, _remaining_budget(call))
+        return replace(fields, result=_without_key_shapes(fields.result), error=_without_key_shapes(fields.error))
 
 
 def _refuse_if_late(deadline: Deadline) -> None:

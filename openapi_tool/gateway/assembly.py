@@ -55,7 +55,7 @@ async def open_gateway(
             budgets=quotas.budgets,
         )
         gateway = Gateway(parts, tools, lambda: reloader.policy)
-        reloader.use_keys, reloader.use_limits = quotas.limiter.keys.set_secrets, quotas.limiter.use
+        reloader.use_keys, reloader.use_limits = quotas.limiter.keys.set_secrets, quotas.limiter.apply_options
         reloader.add(runner)
         health = bootstrap.health
         for dependency_of_kernel in DEPENDENCIES:

@@ -15,7 +15,7 @@ import orjson
 from cachetools import LRUCache
 from pydantic import TypeAdapter, ValidationError
 
-from openapi_tool.bootstrap import Bootstrap, scoped_key
+from openapi_tool.bootstrap import Bootstrap, derived_key
 from openapi_tool.concurrency.background import in_background
 from openapi_tool.gateway.state import TOKENS
 from openapi_tool.gateway.stored import CALLS_DAYS, CallRow
@@ -31,7 +31,7 @@ from openapi_tool.nats_records.replica_statistics import answering_stats
 from openapi_tool.nats_records.replicas import replica_count
 from openapi_tool.nats_records.session_key import shared_session_key
 from openapi_tool.nats_records.switches import SwitchMonitor
-from openapi_tool.settings.model import but
+from openapi_tool.settings.model import with_values
 from openapi_tool.state.nats_kv import Bucket
 from openapi_tool.state.nats_stream import ListedKvRecords, Stream, held_messages
 from openapi_tool.state.nats_texts import PartedTexts, Patience
@@ -68,7 +68,7 @@ def gateway_bus(options: BusOptions) -> BusOptions:
     """Return the connection of a gateway, whose replies arrive on an inbox of its own."""
     inbox = NatsUser.GATEWAY.inbox_prefix(options.nats.inbox_prefix)
     listed_by = f"openapi-tool nats permissions --for {NatsUser.GATEWAY}"
-    return replace(options, nats=but(options.nats, inbox_prefix=inbox), listed_by=listed_by)
+    return replace(options, nats=with_values(options.nats, inbox_prefix=inbox), listed_by=listed_by)
 
 
 def stored_tokens(client: BusClient, replicas: int) -> ListedKvRecords:
@@ -100,7 +100,7 @@ class NatsState:
 
     async def session_key(self) -> bytes:
         """See `GatewayState`; it is derived from that of the executors, whose cursors differ."""
-        return scoped_key(await shared_session_key(self._client, self._replicas), "gateway")
+        return derived_key(await shared_session_key(self._client, self._replicas), "gateway")
 
     @asynccontextmanager
     async def operated(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -30,7 +29,7 @@ from openapi_tool.jina.request import (
     with_max_tokens,
     without_unknown,
 )
-from openapi_tool.jina.response import UpstreamResult
+from openapi_tool.jina.response import NothingToShow, UpstreamResult
 from openapi_tool.jina.retries import Sleep, retry_wait_s
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.options.tools import ToolOptions
@@ -44,7 +43,7 @@ from openapi_tool.telemetry.metrics import project_label
 from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.deadlines import Deadline
 from openapi_tool.tools.definition import ToolDefinition
-from openapi_tool.tools.output import Meter, ToolOutput, cost
+from openapi_tool.tools.output import Meter, ToolOutput
 from openapi_tool.tools.wording import short
 
 log = logging.getLogger(__name__)
@@ -89,7 +88,8 @@ class _Item:
 
     def timed_request(self) -> UpstreamRequest:
         """Return the request with a `timeout` that makes the upstream answer within the remaining time."""
-        resolved, definition = self.resolved, self.definition
+        resolved = self.resolved
+        definition = self.definition
         timed = self.endpoint.timeouts.within(
             resolved.parameters,
             self.deadline.remaining(),
@@ -140,8 +140,8 @@ class JinaBackend:
         """Send the upstream requests and read the responses, within the memory of the call. Raises ToolError."""
         if self._budgets is not None and (self._budgets.limited or definition.budget is not None):
             project, agent = call.charged_agent
-            spender = Spender(project, agent, arguments.session, definition.tool_name, definition.budget)
-            call.budget = self._budgets.charge(spender)
+            spender = Spender(project, agent, arguments.session_identity, definition.tool_name, definition.budget)
+            call.budget = self._budgets.accounts_of(spender)
         items = batch_items(definition, arguments, self._options.tools.max_batch_items)
         if items is None:
             output = await self._run_one(definition, arguments, deadline, call)
@@ -175,32 +175,30 @@ class JinaBackend:
         self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, call: Call
     ) -> ToolOutput:
         """Run one item; report its cost in output or error, and to the call, also if it is cancelled."""
-        spent, is_limited = Meter(), _limits_itself(definition, arguments, deadline)
+        meter = Meter()
+        is_limited = _limits_itself(definition, arguments, deadline)
         try:
             item = self._item(definition, arguments, deadline, call)
             if item.may_cache:
-                key, context = cache_key(definition, arguments, item.request), item.memory.for_request(call)
-                output = await self._cache.get(key, item.deadline, partial(self._request, item), context, spent)
+                key = cache_key(definition, arguments, item.request)
+                context = item.memory.for_request(call)
+                output = await self._cache.get(key, item.deadline, partial(self._request, item), context, meter)
             else:
-                output = await self._request(item, spent)
+                output = await self._request(item, meter)
         except ToolError as error:
-            failed = copy.copy(error)  # calls that share a request get the same error object
-            failed.tokens, failed.requests = spent.tokens, spent.requests
-            without_traceback(error)
-            if failed.timed_out:
-                failed.message += _quicker(definition, arguments)
-            if failed.timed_out and is_limited:
-                failed.message += f" A longer {_TIMEOUT} may help."
-        else:
-            usage, cached = spent.usage, output.cached and not spent.requests
-            unchanged = (output.usage, output.cached) == (usage, cached)
-            return output if unchanged else replace(output, usage=usage, cached=cached)
+            error.tokens, error.requests = meter.tokens, meter.requests
+            if error.timed_out:
+                error.message += _quicker(definition, arguments)
+            if error.timed_out and is_limited:
+                error.message += f" A longer {_TIMEOUT} may help."
+            raise without_traceback(error) from None
         finally:
-            call.spent += spent.usage
-        try:
-            raise failed  # outside of `except`: else its context would keep the original error alive
-        finally:
-            del failed  # its traceback refers to this frame
+            call.spent += meter.usage
+        usage = meter.usage
+        # The output of a call that joined a request is not `cached` if this call is the one to report its cost.
+        cached = output.cached and not usage.requests
+        unchanged = (output.usage, output.cached) == (usage, cached)
+        return output if unchanged else replace(output, usage=usage, cached=cached)
 
     def _item(self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, call: Call) -> _Item:
         """Turn arguments into a request. Raises ToolError."""
@@ -224,31 +222,38 @@ class JinaBackend:
         An attempt reserves its estimated cost in the budgets, waits for a permit and sends the request. Then permit,
         budgets and `meter` get its real cost, also that of a failure; if it was cancelled, the estimate.
         """
-        call, deadline, parameters = item.call, item.deadline, item.resolved.parameters
-        endpoint, key_variable = item.endpoint, item.arguments.key_variable
-        name, api_key = endpoint.operation.name, item.arguments.api_key
+        call = item.call
+        deadline = item.deadline
+        parameters = item.resolved.parameters
+        endpoint = item.endpoint
+        key_variable = item.arguments.key_variable
+        name = endpoint.operation.name
+        api_key = item.arguments.api_key
         wanted = PermitRequest(
             key_variable, name, call.charged_agent, deadline, api_key, slot=call.slot, call=call.number
         )
-        min_tokens, min_retry_s = endpoint.min_tokens(parameters), endpoint.timeouts.min_s(parameters)
+        min_tokens = endpoint.min_tokens(parameters)
+        min_retry_s = endpoint.timeouts.min_s(parameters)
         with item.memory:  # keep the call's memory if the call ends while another one waits for this shared request
-            context, attempt = item.memory.for_request(call), 0
+            context = item.memory.for_request(call)
+            number = 0
             while True:
-                attempt += 1
+                number += 1
                 reservation = None if call.budget is None else await call.budget.reserve(min_tokens, deadline)
                 permit = await self._acquire(wanted, reservation, context)
-                estimate, tokens = (min_tokens if reservation is None else reservation.amount.tokens), None
+                estimate = min_tokens if reservation is None else reservation.amount.tokens
+                tokens: int | None = None
                 try:
-                    result = await self._send(item, permit, meter, context, attempt, estimate)
+                    result = await self._send(item, permit, meter, context, number, estimate)
                 except ToolError as error:
                     tokens = error.tokens
                     permit.failed(error)
                     self._refused_keys.record(KeyUse(error.key_variable or key_variable, name), error.http_status)
-                    wait_s = retry_wait_s(error, attempt, self._options.retry, deadline.remaining() - min_retry_s)
+                    wait_s = retry_wait_s(error, number, self._options.retry, deadline.remaining() - min_retry_s)
                     if wait_s is None:
                         raise without_traceback(error) from None
                 else:
-                    tokens = cost(result).tokens
+                    tokens = result.usage.tokens
                     permit.done(tokens)
                     return _output(result, parameters, context)
                 finally:
@@ -302,18 +307,18 @@ class JinaBackend:
         except ToolError as error:
             _record_end(attempt, context, error.code)
             if permit.is_sent or context.http_status is not None:
-                self._costs.charge(error, item.endpoint, estimate, context.body_bytes)
+                self._costs.estimate_cost_of(error, item.endpoint, estimate, context.body_bytes)
             context.clear()  # hold no memory while waiting for a retry
             raise without_traceback(error) from None
         _record_end(attempt, context)
-        self._costs.learn(item.endpoint, cost(result).tokens, context.body_bytes)
+        self._costs.learn(item.endpoint, result.usage.tokens, context.body_bytes)
         return result
 
 
 def _settle(item: _Item, reservation: Reservation | None, meter: Meter, estimate: int, tokens: int | None) -> None:
     """Count the cost of a request that was sent; None is unknown, and counts as the estimate."""
     if item.call.budget is not None and tokens is not None:
-        item.call.budget.record_cost(tokens)
+        item.call.budget.learn_cost(tokens)
     counted = estimate if tokens is None else tokens
     if reservation is not None:
         reservation.charge(counted)
@@ -322,10 +327,10 @@ def _settle(item: _Item, reservation: Reservation | None, meter: Meter, estimate
 
 
 def _output(result: UpstreamResult, parameters: Mapping[str, Any], context: RequestContext) -> ToolOutput:
-    """Return the output of a successful request. Raises its ToolError if there is nothing to show."""
-    if isinstance(result, ToolError):
+    """Return the output of a successful request. Raises ToolError if there is nothing to show."""
+    if isinstance(result, NothingToShow):
         context.clear()
-        raise result
+        raise result.error
     if parameters.get("respondWith") == "markdown":
         result = replace(result, state={**result.state, "format": "markdown"})
     return replace(result, may_store=False) if parameters.get("doNotTrack") else result
@@ -371,7 +376,8 @@ def _limits_itself(definition: ToolDefinition, arguments: Arguments, deadline: D
 
 def _quicker(definition: ToolDefinition, arguments: Arguments) -> str:
     """Return advice on how to get an answer in time."""
-    resolved, offers = resolve_parameters(definition, arguments), _offered(definition, arguments).__contains__
+    resolved = resolve_parameters(definition, arguments)
+    offers = _offered(definition, arguments).__contains__
     ways = endpoint_of(definition).quicker(resolved.parameters, resolved.names, offers)
     return f" Ask for less: {', '.join(ways)}." if ways else ""
 

@@ -52,7 +52,8 @@ def item_problems(definition: ToolDefinition, arguments: Arguments, max_items: i
 
 def item_arguments(definition: ToolDefinition, arguments: Arguments, item: str) -> Arguments:
     """Return the arguments for one item."""
-    operation, plural = definition.operation, definition.built_in.list_argument
+    operation = definition.operation
+    plural = definition.built_in.list_argument
     shared = {
         name: value
         for name, value in arguments.values.items()

@@ -120,7 +120,8 @@ class ByteSemaphore:
         if call.has_reserve:
             if size > self.free_bytes:
                 return
-            call.has_reserve, self._reserve_is_free = False, True
+            call.has_reserve = False
+            self._reserve_is_free = True
             self._move(call, size)
         self.give(call, max(0, call.held - size))
 
@@ -131,7 +132,8 @@ class ByteSemaphore:
                 if waiter.size <= self.free_bytes and self._within_share(call, waiter.size):
                     self._move(call, waiter.size)
                 else:
-                    self._reserve_is_free, self._last_reserve_project = False, call.project
+                    self._reserve_is_free = False
+                    self._last_reserve_project = call.project
                     call.has_reserve = True
                     self._move(call, -call.held)  # the reserve covers all that the call may need
             self._waiting.remove(waiter)
@@ -249,10 +251,14 @@ class RequestContext:
         self._held = max(size, self._held)
         return True
 
-    def add_body_bytes(self, size: int) -> int:
-        """Count body bytes of this response; return the total of all responses of the call."""
+    def add_body_bytes(self, size: int) -> None:
+        """Count body bytes of this response."""
         self.body_bytes += size
         self._memory.body_bytes += size
+
+    @property
+    def call_body_bytes(self) -> int:
+        """Body bytes of all responses of the call."""
         return self._memory.body_bytes
 
     def clear(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import hashlib
 import secrets
 import sys
@@ -20,7 +21,7 @@ from openapi_tool.jina.failures import too_late
 from openapi_tool.jina.options import CacheOptions
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.jina.response import pack_output, unpack_output
-from openapi_tool.protocol.errors import ToolTimeout
+from openapi_tool.protocol.errors import ToolError, ToolTimeout, without_traceback
 from openapi_tool.protocol.payload import unpack
 from openapi_tool.telemetry import metrics
 from openapi_tool.tools.arguments import Arguments
@@ -42,7 +43,7 @@ def cache_key(definition: ToolDefinition, arguments: Arguments, request: Upstrea
     The session identity stands for project, agent and session alias; the tool's name stands for its API key.
     """
     parts = (
-        arguments.session,
+        arguments.session_identity,
         definition.tool_name,
         definition.operation.name,
         request.method,
@@ -56,10 +57,13 @@ def cache_key(definition: ToolDefinition, arguments: Arguments, request: Upstrea
 
 @dataclass(slots=True)
 class _InFlightRequest:
-    """Shared request, number of calls that wait for it, and cost that none of them has reported yet."""
+    """Shared request, number of calls that wait for it, and cost that none of them has reported yet.
+
+    Its task returns a ToolError instead of raising it: each call that waits raises a copy of its own.
+    """
 
     key: bytes
-    task: asyncio.Task[ToolOutput]
+    task: asyncio.Task[ToolOutput | ToolError]
     meter: Meter
     waiting: int = 0
 
@@ -81,15 +85,15 @@ class ResponseCache:
         deadline: Deadline,
         fetch: Fetch,
         context: RequestContext,
-        spent: Meter,
+        meter: Meter,
     ) -> ToolOutput:
-        """Return the cached response, that of an identical request in flight, or that of `fetch`. Raises its ToolError.
+        """Return the cached response, that of an identical request in flight, or that of `fetch`. Raises ToolError.
 
         `context` holds the memory of a cached or shared response; `fetch` reserves memory itself. Of calls that share a
-        request, the first to end gets the cost so far as `spent`, so each request is reported once.
+        request, the first to end gets the cost so far in its `meter`, so each request is reported once.
         """
         if not self._options.ttl_s > 0:
-            return await fetch(spent)
+            return await fetch(meter)
         if (cached := self._responses.get(key)) is not None:
             # Small responses are not counted: reserving memory would cost more than they occupy.
             await _hold(context, memory_of(cached) if len(cached) > SMALL else 0, deadline)
@@ -98,22 +102,21 @@ class ResponseCache:
             return replace(unpack_output(unpack(cached)), usage=NO_USAGE, cached=True)
         joined = key in self._in_flight
         pending = self._in_flight[key] if joined else self._start(key, fetch)
-        try:
-            output = await self._wait(pending, deadline, spent)
-        except ToolTimeout:
-            if not joined or deadline.remaining() <= 0:
-                raise
+        outcome = await self._wait(pending, deadline, meter)
+        if joined and isinstance(outcome, ToolTimeout) and deadline.remaining() > 0:
             # The call that started the request had an earlier deadline than this one: try again.
-            return await self.get(key, deadline, fetch, context, spent)
+            return await self.get(key, deadline, fetch, context, meter)
+        if isinstance(outcome, ToolError):
+            raise copy.copy(outcome)
         if not joined:
-            return output
-        if not context.try_hold(needed := _commit_memory(output)):
+            return outcome
+        if not context.try_hold(needed := _commit_memory(outcome)):
             # The output's memory belongs to the call that started the request: drop it, and look it up after the wait.
-            del output, pending
+            del outcome, pending
             await _hold(context, needed, deadline)
-            return await self.get(key, deadline, fetch, context, spent)
+            return await self.get(key, deadline, fetch, context, meter)
         metrics.CACHE_HITS.inc()
-        return replace(output, cached=True, usage=NO_USAGE)
+        return replace(outcome, cached=True, usage=NO_USAGE)
 
     def _start(self, key: bytes, fetch: Fetch) -> _InFlightRequest:
         metrics.CACHE_MISSES.inc()
@@ -123,8 +126,11 @@ class ResponseCache:
         pending.task.add_done_callback(lambda _: self._on_done(pending))
         return pending
 
-    async def _run(self, key: bytes, request: Coroutine[Any, Any, ToolOutput]) -> ToolOutput:
-        output = await request
+    async def _run(self, key: bytes, request: Coroutine[Any, Any, ToolOutput]) -> ToolOutput | ToolError:
+        try:
+            output = await request
+        except ToolError as error:
+            return without_traceback(error)
         if (size := items_chars(output.items)) <= self._options.max_bytes:
             with suppress(asyncio.CancelledError):  # it is paid for, so store it all the same
                 await without_other_long_steps(size)
@@ -143,7 +149,8 @@ class ResponseCache:
         if self._in_flight.get(pending.key) is pending:
             del self._in_flight[pending.key]
 
-    async def _wait(self, pending: _InFlightRequest, deadline: Deadline, spent: Meter) -> ToolOutput:
+    async def _wait(self, pending: _InFlightRequest, deadline: Deadline, meter: Meter) -> ToolOutput | ToolError:
+        """Return the outcome of a shared request. Raises ToolTimeout if the deadline comes first."""
         pending.waiting += 1
         try:
             async with deadline.limit():
@@ -156,7 +163,7 @@ class ResponseCache:
                 self._remove(pending)  # first, so that no call joins a cancelled request
                 if pending.task.cancel():
                     await shielded(asyncio.wait([pending.task]), _END_S)  # then its cost is known
-            spent.add(pending.meter.take())
+            meter.add(pending.meter.take())
 
 
 async def _hold(context: RequestContext, size: int, deadline: Deadline) -> None:

@@ -81,8 +81,8 @@ class JinaClient:
     ) -> UpstreamResult:
         """Send a request, read its response and return the outcome. Raises ToolError if the request failed.
 
-        The bound method `on_connected` is called once the request has a connection, so that it is sent. Afterwards
-        `context` holds the memory that the response needs until its commit.
+        `on_connected` is called once the request has a connection; from then on it counts as sent. In the end `context`
+        holds the memory that the response needs until its commit.
         """
         if log.isEnabledFor(logging.DEBUG):
             _log_request(request)
@@ -163,7 +163,8 @@ class JinaClient:
         encoding = response.headers.get("content-encoding", "")
         if encoding.strip().lower() not in ("", "identity"):
             raise UpstreamUnavailable("The service answered in an encoding that was not asked for; try again later.")
-        body, chunks = bytearray(), aiter(cast("httpx.AsyncByteStream", response.stream))
+        body = bytearray()
+        chunks = aiter(cast("httpx.AsyncByteStream", response.stream))
         try:
             await self._fill(body, chunks, response.headers.get("content-length", ""), context)
         except BaseException as error:
@@ -188,7 +189,7 @@ class JinaClient:
         Raises TimeoutError if it is too slow, ResponseTooLarge.
         """
         async for chunk in chunks:
-            self._count(body, chunk, context)
+            self._check_size(body, chunk, context)
             if context.body_bytes > SMALL:  # smaller responses reserve nothing, so they never wait behind large ones
                 await self._fill_large(body, chunk, chunks, declared, context)
             else:
@@ -201,21 +202,24 @@ class JinaClient:
         max_bytes = self.max_response_bytes
         if declared.isascii() and declared.isdigit():
             max_bytes = min(int(declared[:_MAX_LENGTH_DIGITS]), max_bytes)
-        held, next_check_bytes, now = SMALL, 0, asyncio.get_running_loop().time
+        held = SMALL
+        next_check_bytes = 0  # of the body, at which its time limit begins anew
+        clock = asyncio.get_running_loop().time
         async with asyncio.timeout(None) as pace:
             while chunk:
                 if context.body_bytes > held:
-                    held, next_check_bytes = max(min(2 * held, max_bytes), context.body_bytes), 0
+                    held = max(min(2 * held, max_bytes), context.body_bytes)
+                    next_check_bytes = 0
                     pace.reschedule(None)  # do not count the wait for memory against the upstream
                     await context.hold(held)
                 body += chunk
                 if len(body) >= next_check_bytes:
                     next_check_bytes = len(body) + _PACE_BYTES
-                    pace.reschedule(now() + self._pace_s)
+                    pace.reschedule(clock() + self._pace_s)
                 async with self._large_reads:  # at most _LARGE_READS responses continue in one iteration
                     await asyncio.sleep(0)
                 chunk = await anext(chunks, b"")
-                self._count(body, chunk, context)
+                self._check_size(body, chunk, context)
 
     async def _cost_at_the_end(self, chunks: AsyncIterator[bytes], tail: bytes, seconds: float) -> int:
         """Read on in a body that is too large, without keeping it; return the tokens that its end states, else 0.
@@ -226,7 +230,8 @@ class JinaClient:
         with suppress(TimeoutError, httpx.TransportError):
             async with asyncio.timeout(seconds):
                 async for chunk in chunks:
-                    tail, left = (tail + chunk)[-_TAIL_BYTES:], left - len(chunk)
+                    tail = (tail + chunk)[-_TAIL_BYTES:]
+                    left -= len(chunk)
                     if left < 0:
                         return 0
                     async with self._large_reads:
@@ -234,8 +239,10 @@ class JinaClient:
         stated = _COST.search(tail)
         return int(stated[1]) if stated else 0
 
-    def _count(self, body: bytearray, chunk: bytes, context: RequestContext) -> None:
-        if context.add_body_bytes(len(chunk)) > self.max_response_bytes:
+    def _check_size(self, body: bytearray, chunk: bytes, context: RequestContext) -> None:
+        """Count the bytes of a chunk. Raises ResponseTooLarge; `body` then ends with those of the chunk."""
+        context.add_body_bytes(len(chunk))
+        if context.call_body_bytes > self.max_response_bytes:
             body += chunk[-_TAIL_BYTES:]  # may state the cost
             raise ResponseTooLarge(
                 f"The response is larger than {self.max_response_bytes:,} bytes, all pages of a call together; "
@@ -249,7 +256,8 @@ class JinaClient:
 
 def _outgoing(request: UpstreamRequest, api_key: SecretStr, extensions: dict[str, Any]) -> httpx.Request:
     """Return the request with every header: with `content` httpx would build, copy and search them several times."""
-    url, body = _url(request.host, request.target), request.body or b""
+    url = _url(request.host, request.target)
+    body = request.body or b""
     headers = [(b"Host", url.netloc)]
     headers += [(name.encode("ascii"), value.encode("ascii")) for name, value in request.headers.items()]
     headers.append((b"Authorization", f"Bearer {api_key.get_secret_value()}".encode("ascii")))

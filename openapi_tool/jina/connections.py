@@ -34,7 +34,8 @@ from openapi_tool.jina.options import EgressOptions
 from openapi_tool.open_files import with_free_file
 from openapi_tool.telemetry import metrics
 
-_PIECE_BYTES, _MAX_INFORMATIONAL = 8 * 1024, 8
+_PIECE_BYTES = 8 * 1024
+_MAX_INFORMATIONAL = 8
 _MAX_NON_BODY_BYTES = 32 * 1024
 _FRAMING_SHARE = 1 / 100
 """Chunk framing that costs no turn, as a fraction of the body: one chunk per 500 bytes of body, as a chunk has at least
@@ -159,7 +160,8 @@ class UpstreamConnection(ResponseHandler):
                 self._parse_next()
 
     async def _take_turn(self) -> None:
-        project, before = self.project, self._framing_bytes
+        project = self.project
+        before = self._framing_bytes
         await self._turns.take(project)
         try:
             if self._unparsed and not self._is_paused:
@@ -204,7 +206,9 @@ class UpstreamConnection(ResponseHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Parse the data that waited for a paused reader or a turn, then fail the request if it is still pending."""
-        self._is_lost, self._is_paused, self._lost_by = True, False, exc
+        self._is_lost = True
+        self._is_paused = False
+        self._lost_by = exc
         if self.transport is None:  # closed by this side: nobody reads what waits
             self._unparsed.clear()
             if self._turn is not None:

@@ -57,7 +57,8 @@ _MAX_WARNINGS, _MAX_WARNING_CHARS = 20, 20_000
 _MAX_RESULTS, _MAX_SITE_LINKS, _MAX_LINKS = 100, 20, 10_000
 _JOINED_PAIR_CHARS = range(1, _MAX_CHARS + _MAX_URL_CHARS)  # limits the time of the regex; 0 is no string
 _URLS = frozenset({"url", "imageUrl"})
-_PLAIN = (str, int, float)  # a constant: `isinstance` with `str | int | float` would create that union for each field
+_NUMBERS = (int, float)
+_PLAIN = (str, *_NUMBERS)  # constants: `isinstance` with `str | int | float` would create that union for each field
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,8 @@ def search_output(envelope: Mapping[str, Any], parameters: Mapping[str, Any], co
         if with_pages:  # it may have timed out (jina-api 2.2)
             text += " If there should be some, search without page content: pages that load slowly are left out."
         return ToolOutput((Item(caption=text),), {"results": []}, usage_of(envelope))
-    reader, unreadable = _FieldReader(context), len(data) - len(results)
+    reader = _FieldReader(context)
+    unreadable = len(data) - len(results)
     kept = ShownResults(results, parameters, reader.denied)
     if not kept.shown:
         text = f"{kept.none_shown()} {remarks.other_search(context.names)}"
@@ -111,44 +113,43 @@ def search_output(envelope: Mapping[str, Any], parameters: Mapping[str, Any], co
 def _result_items(
     results: Sequence[Mapping[str, Any]], reader: _FieldReader, max_tokens: int | None, *, with_pages: bool
 ) -> tuple[list[Item], list[dict[str, Any]], dict[str, list[int]]]:
-    """Return an item and the facts for a UI of each result, and the numbers of results by warning type."""
+    """Return for each result its item and its facts for a UI; and the numbers of results by warning type."""
     first_with: dict[tuple[str, ...], int] = {}
     items, state = [], []
     warned: dict[str, list[int]] = {}
-    for number, item in enumerate(results, start=1):
-        facts = reader.facts(item, _RESULT_FACTS, are_shown=True)
+    for number, result in enumerate(results, start=1):
+        facts = reader.facts(result, _RESULT_FACTS, are_shown=True)
         ui_facts = {field: facts[field] for field in _STATE_FACTS if field in facts}
         title = str(facts.pop("title", ""))
-        if favicon := _favicon(item):
+        if favicon := _favicon(result):
             ui_facts["favicon"] = favicon
-        if "imageUrl" in facts and (
-            is_inline(str(facts["imageUrl"])) or reader.denied.has_link(str(facts["imageUrl"]))
-        ):
+        image = str(facts.get("imageUrl", ""))
+        if image and (is_inline(image) or reader.denied.has_link(image)):
             del facts["imageUrl"]
-        warnings = reader.warnings(item)
+        warnings = reader.warnings(result)
         if warnings and (same := first_with.setdefault(warnings, number)) != number:
             warnings = (f"as for {same}",)  # an earlier result has the same warnings
         lines = [
             f"{number}. {title or '(no title)'}",
             *(f"{_LABELS[field]}{fact}" for field, fact in facts.items()),
             *(f"Warning: {warning}" for warning in warnings),
-            reader.line(item.get("description"), _MAX_DESCRIPTION_CHARS),
-            *reader.site_links(item),
+            reader.line(result.get("description"), _MAX_DESCRIPTION_CHARS),
+            *reader.site_links(result),
         ]
-        if bodies := list(reader.bodies(item)):
-            bodies = without_inline_images(bodies)
-        body = BLOCK_GAP.join([*bodies, *reader.lists(item)])
-        if max_tokens and remarks.is_cut(_tokens(item), max_tokens):
+        bodies = without_inline_images(list(reader.bodies(result)))
+        body = BLOCK_GAP.join([*bodies, *reader.lists(result)])
+        if max_tokens and remarks.is_cut(_tokens(result), max_tokens):
             ui_facts["cut_at_tokens"] = max_tokens
         items.append(Item("\n".join(filter(None, lines)), body))
         # Without any of these no text is there to be judged: skip the search.
-        with_text = bool(with_pages or bodies or item.get("warning"))
-        types = reader.warning_types(item, with_text=with_pages) if with_text else ()
-        if types := (*types, *_lookalike(item)):
+        is_judged = with_pages or bodies or result.get("warning")
+        types = reader.warning_types(result, with_text=with_pages) if is_judged else ()
+        if types := (*types, *_lookalike(result)):
             ui_facts["warnings"] = list(types)
-            for kind in filter(lambda kind: kind not in remarks.TARGET_ERROR_TYPES, types):
-                warned.setdefault(kind, []).append(number)
-        if (status := reader.target_status(item)) is not None:
+            for kind in types:
+                if kind not in remarks.TARGET_ERROR_TYPES:  # these are listed with their statuses (`search_output`)
+                    warned.setdefault(kind, []).append(number)
+        if (status := reader.target_status(result)) is not None:
             ui_facts["target_status"] = status
         state.append(ui_facts)
     return items, state, warned
@@ -156,35 +157,37 @@ def _result_items(
 
 def page_output(envelope: Mapping[str, Any], parameters: Mapping[str, Any], context: RenderContext) -> ToolOutput:
     """Render a page."""
-    item = envelope.get("data")
-    if not isinstance(item, dict):
+    page = envelope.get("data")
+    if not isinstance(page, dict):
         raise UpstreamUnavailable("The reader answered in an unexpected shape; try again later.")
     reader = _FieldReader(context)
-    if reader.denied.has(address := _text(item.get("url"))):
+    if reader.denied.has(address := _text(page.get("url"))):
         raise denied_target(host_of(address))
-    parts = without_inline_images(list(reader.bodies(item)))
-    lists = reader.lists(item)
-    warnings = reader.warnings(item)
-    warning_types = (*reader.warning_types(item, with_text=True), *_lookalike(item))
-    status = reader.target_status(item)
-    if not parts and not lists and _text(item.get("warning")).strip():  # its error; without one it is just empty
+    bodies = without_inline_images(list(reader.bodies(page)))
+    lists = reader.lists(page)
+    warnings = reader.warnings(page)
+    warning_types = (*reader.warning_types(page, with_text=True), *_lookalike(page))
+    status = reader.target_status(page)
+    if not bodies and not lists and _text(page.get("warning")).strip():  # its error; without one it is just empty
         raise _nothing_to_read(warnings, warning_types, status, context)
     head = [
-        f"Title: {reader.line(item.get('title')) or '(none)'}",
-        f"URL: {reader.line(item.get('url'), _MAX_URL_CHARS)}",
+        f"Title: {reader.line(page.get('title')) or '(none)'}",
+        f"URL: {reader.line(page.get('url'), _MAX_URL_CHARS)}",
         *(
-            f"{label}: {reader.line(item[field])}"
+            f"{label}: {reader.line(page[field])}"
             for label, field in (("Published", "publishedTime"), ("Pages", "numPages"))
-            if item.get(field) not in (None, "", 0)
+            if page.get(field) not in (None, "", 0)
         ),
         *(f"Warning: {warning}" for warning in warnings),
-        *([f"Description: {text}"] if (text := reader.description(item, parts)) else []),
+        *([f"Description: {text}"] if (text := reader.description(page, bodies)) else []),
     ]
-    state = reader.facts(item, ("title", "url", "publishedTime", "warning", "numPages"), are_shown=False)
-    body = BLOCK_GAP.join([*parts, *lists])
+    state = reader.facts(page, ("title", "url", "publishedTime", "warning", "numPages"), are_shown=False)
+    body = BLOCK_GAP.join([*bodies, *lists])
     captions = [f"[Warning: {remarks.page_warning(kind, context.offers, status)}]" for kind in warning_types]
     captions += filter(None, [reader.denied.remark()])
-    usage, max_tokens, after = usage_of(envelope), parameters.get("maxTokens"), ""
+    usage = usage_of(envelope)
+    max_tokens = parameters.get("maxTokens")
+    after = ""
     if warning_types:
         state["warnings"] = list(warning_types)
     if status is not None:
@@ -217,6 +220,7 @@ class _FieldReader:
         self.denied = DeniedHosts(context.denied)
 
     def line(self, value: Any, chars: int = _MAX_CHARS) -> str:
+        """Return a text or number in one line, and nothing for any other value."""
         return one_line(self.denied.without(self._short(str(value), chars))) if isinstance(value, _PLAIN) else ""
 
     def _short(self, text: str, chars: int) -> str:
@@ -226,7 +230,7 @@ class _FieldReader:
         return f"{self._redactor.head(text, chars)} … ({counted(len(text) - chars, 'character')} more)"
 
     def facts(self, item: Mapping[str, Any], fields: tuple[str, ...], *, are_shown: bool) -> dict[str, Any]:
-        """Only texts and numbers, since deeply nested values cannot be stored.
+        """Return those of the fields that are texts or numbers: deeply nested values cannot be stored.
 
         With `are_shown` no other method returns them, so the links in them are counted.
         """
@@ -234,15 +238,14 @@ class _FieldReader:
         clean = self.denied.without if are_shown else self.denied.uncounted
         for field in fields:
             value = item.get(field)
-            if value is None:
-                continue
-            if isinstance(value, str):
-                if value:
-                    text = self._short(value, _MAX_URL_CHARS if field in _URLS else _MAX_CHARS)
-                    text = text if field in _URLS else clean(text)
-                    facts[field] = text if field == "warning" else one_line(text)
-            elif isinstance(value, _PLAIN):
-                facts[field] = value
+            if not isinstance(value, str):
+                if isinstance(value, _NUMBERS):
+                    facts[field] = value
+            elif field in _URLS and value:
+                facts[field] = one_line(self._short(value, _MAX_URL_CHARS))
+            elif value:
+                text = clean(self._short(value, _MAX_CHARS))
+                facts[field] = text if field == "warning" else one_line(text)
         return facts
 
     def warnings(self, item: Mapping[str, Any]) -> tuple[str, ...]:
@@ -261,7 +264,8 @@ class _FieldReader:
 
     def warning_types(self, item: Mapping[str, Any], *, with_text: bool) -> tuple[str, ...]:
         """Return the types, such as `captcha` for a bot check; `with_text` means that page text was requested."""
-        text, title = _text(item.get("content")) or _text(item.get("text")), _text(item.get("title"))
+        text = _text(item.get("content")) or _text(item.get("text"))
+        title = _text(item.get("title"))
         if text and not text.isspace():
             kind = barrier_type(title, text)
         elif not with_text or any(map(item.get, _NON_TEXT_BODIES)):

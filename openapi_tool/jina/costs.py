@@ -14,10 +14,10 @@ _NEWEST_WEIGHT = 0.1  # of the newest response in the moving average
 
 
 class UnreadCosts:
-    """Charges a request that was sent, and has no response with its cost, by what is known of it.
+    """Estimates what a request cost that was sent, and has no response that says it.
 
-    That is the larger of its estimate, and of the bytes of its response by the ratio of earlier responses: the upstream
-    charges most for those that are too large or too slow.
+    That is the larger of its estimate before it was sent, and of the bytes of its response by the ratio of earlier
+    responses: the upstream charges most for those that are too large or too slow.
     """
 
     def __init__(self) -> None:
@@ -29,8 +29,8 @@ class UnreadCosts:
             before = self._ratios.get(endpoint.operation.name, _INITIAL_RATIO)
             self._ratios[endpoint.operation.name] = before + _NEWEST_WEIGHT * (tokens / size - before)
 
-    def charge(self, error: ToolError, endpoint: Endpoint, estimate: int, size: int) -> None:
-        """Set the cost of a failed request, of whose response `size` bytes arrived, unless the upstream has said it.
+    def estimate_cost_of(self, error: ToolError, endpoint: Endpoint, estimate: int, size: int) -> None:
+        """Set `error.tokens` of a failed request, of whose response `size` bytes came, unless the upstream has said it.
 
         A complete error response (`http_status`) says it, too: no charge means none.
         """

@@ -48,10 +48,10 @@ from openapi_tool.tools.definition import ToolDefinition, parse_definition, upst
 from openapi_tool.tools.lint import ARGS, PROPERTIES, SIZES, LintLimits, fits, general_problems, samples
 from openapi_tool.tools.placeholders import is_template, placeholder_values, render, texts_in
 from openapi_tool.tools.problems import Path, Problem
+from openapi_tool.tools.result_request import request_problems
 from openapi_tool.tools.schema import visible_schema
-from openapi_tool.tools.search_request import request_problems
 from openapi_tool.tools.secret_variables import MissingVariable
-from openapi_tool.tools.session_scope import MIN_KEY_BYTES, SessionScope
+from openapi_tool.tools.session_identities import MIN_KEY_BYTES, SessionIdentities
 from openapi_tool.tools.wording import any_of, did_you_mean, short
 from openapi_tool.tools.yaml_source import Source
 
@@ -70,7 +70,7 @@ _IDENTITY = CallIdentity(
 """Caller with every id."""
 _IDS = placeholder_values(_IDENTITY)
 _SECRET = SecretStr("")
-_SOURCES = ArgumentSources(OperatorEnvs(), lambda _: _SECRET, SessionScope(bytes(MIN_KEY_BYTES)))
+_SOURCES = ArgumentSources(OperatorEnvs(), lambda _: _SECRET, SessionIdentities(bytes(MIN_KEY_BYTES)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,8 +231,12 @@ class _SampleCalls:
     def __init__(
         self, document: Mapping[str, Any], definition: ToolDefinition, limits: LintLimits, rules: UrlPolicy
     ) -> None:
-        self.document, self.definition, self.limits, self.rules = document, definition, limits, rules
-        self.built_in, self.endpoint = definition.built_in, endpoint_of(definition)
+        self.document = document
+        self.definition = definition
+        self.limits = limits
+        self.rules = rules
+        self.built_in = definition.built_in
+        self.endpoint = endpoint_of(definition)
         self.section = upstream_section(object_at(document, "options"))
         self.jina = object_at(document, *self.section)
         self.shown = object_at(document, *PROPERTIES)

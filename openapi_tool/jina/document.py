@@ -18,7 +18,8 @@ class DocumentTransport(httpx.AsyncBaseTransport):
     """Sends only GET requests without a body for one URL."""
 
     def __init__(self, url: str, inner: httpx.AsyncBaseTransport) -> None:
-        self._url, self._inner = httpx.URL(url), inner
+        self._url = httpx.URL(url)
+        self._inner = inner
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send an allowed request. Raises EgressRefused for any other."""

@@ -214,14 +214,17 @@ def upstream_failure(
     succeed without them if the upstream failed; `offers` tells which arguments a remedy may name. The model never sees
     texts of 5xx responses, texts outside of Jina's envelope, or secrets of `redactor`.
     """
-    envelope, names = body if isinstance(body, dict) else {}, names or {}
-    rule, wait_s = _rule(http_status, envelope, failures), _retry_after(envelope, retry_after)
+    envelope = body if isinstance(body, dict) else {}
+    names = names or {}
+    rule = _rule(http_status, envelope, failures)
+    wait_s = _retry_after(envelope, retry_after)
     if http_status == HTTPStatus.UNPROCESSABLE_ENTITY and (
         advice := _selector_advice(envelope, {name: names[name] for name in _SELECTORS if name in names})
     ):
         rule = replace(rule, message=advice, reason=False)
     if rule.error is errors.TargetRefused and (blocked_s := _blocked_s(envelope)) is not None:
-        rule, wait_s = _blocked(blocked_s), blocked_s
+        rule = _blocked(blocked_s)
+        wait_s = blocked_s
     if filters and rule.error is errors.UpstreamUnavailable:
         rule = replace(rule, message=f"{rule.message.removesuffix('.')}, or search without {' or '.join(filters)}.")
     argument, remedy = rule.remedy

@@ -30,7 +30,8 @@ _HOST = re.compile(
     re.IGNORECASE,
 )
 
-_DELIMITER, _END_OF_HOST = re.compile(r"[/?#\\@:]"), re.compile(r"[/?#\\]")
+_DELIMITER = re.compile(r"[/?#\\@:]")
+_END_OF_HOST = re.compile(r"[/?#\\]")
 _FORBIDDEN = re.compile(r"[\x00-\x20\x7f%<>^|]")
 _ALPHABETS = frozenset({"LATIN", "CYRILLIC", "GREEK", "ARMENIAN", "CHEROKEE", "COPTIC", "GEORGIAN", "LISU"})
 """First words of the names of letters, in alphabets with letters that look alike."""
@@ -41,7 +42,8 @@ _LOOKS_LATIN = re.compile(f"[0-9-]*[{_CYRILLIC_LIKE_LATIN}][{_CYRILLIC_LIKE_LATI
 _REMOVED_BY_BROWSERS = re.compile(r"[\t\r\n]+")  # also within a host (WHATWG URL)
 _LAST_IS_NUMBER = re.compile(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)", re.DOTALL)
 _NUMBER = re.compile(r"0x[0-9a-f]*|0[0-7]*|[1-9][0-9]*")
-_V4_PARTS, _MAX_BYTE = 4, 255
+_V4_PARTS = 4
+_MAX_BYTE = 255
 _MAX_NAME_CHARS = 253
 
 

@@ -247,7 +247,8 @@ def _viewport(value: Any) -> Mapping[str, Any]:
 
 
 _MAX_TIMEOUT_S = 180
-MIN_MAX_TOKENS, _MAX_TOKENS = 500, 2_000_000
+MIN_MAX_TOKENS = 500
+_MAX_TOKENS = 2_000_000
 _MAX_PDF_PAGE = 100_000
 _WEEK_S = 7 * 24 * 3600
 _style = _text(128)

@@ -80,7 +80,8 @@ def without_unknown(definition: ToolDefinition, arguments: Arguments) -> Argumen
     """
     if not definition.takes_other_arguments:
         return arguments
-    endpoint, built_in = endpoint_of(definition), definition.built_in
+    endpoint = endpoint_of(definition)
+    built_in = definition.built_in
 
     def is_known(name: str) -> bool:
         return (
@@ -125,7 +126,8 @@ def under_url_policy(resolved: ResolvedParameters, definition: ToolDefinition, r
         resolved = replace(resolved, denied=rules.deny)
     if endpoint.check_url is None:
         return resolved
-    name, parameters = endpoint.operation.main_parameter, resolved.parameters
+    name = endpoint.operation.main_parameter
+    parameters = resolved.parameters
     try:
         return replace(resolved, parameters={**parameters, name: endpoint.check_url(parameters[name], rules)})
     except (BadRequest, TargetRefused) as refusal:
@@ -149,7 +151,8 @@ def changed_arguments(definition: ToolDefinition, given: ResolvedParameters, sen
 
 def with_max_tokens(resolved: ResolvedParameters, max_tokens: int) -> ResolvedParameters:
     """Add a limit of tokens per page if neither definition nor model set one; 0 is no limit."""
-    parameters, has_limit = resolved.parameters, "maxTokens" in resolved.parameters
+    parameters = resolved.parameters
+    has_limit = "maxTokens" in resolved.parameters
     if parameters.get("respondWith") == "no-content":  # no pages
         if has_limit:
             parameters = {name: value for name, value in parameters.items() if name != "maxTokens"}
@@ -195,19 +198,19 @@ class ParameterResolver:
         if reason := REFUSED.get(fold(name)):
             self.operator.append(Problem(path, f"may not be sent to the upstream: {reason}"))
         elif parameter := self._endpoint.find(name):
-            self._set(parameter, value, path, self.operator)
+            self._set(parameter, value, path, by_model=False)
         else:
             self.unknown.append(path)
 
     def take_argument(self, name: str, value: Any, *, by_model: bool) -> None:
         """Take an argument of the call."""
-        path, problems = ((name,), self.model) if by_model else (self._option_of(name), self.operator)
+        path = (name,) if by_model else self._option_of(name)
         if fold(name) == _TIMEOUT:
-            self._set_timeout(value, path, problems)
+            self._set_timeout(value, path, by_model=by_model)
         elif name == MAX_RESULT_TOKENS:
             return  # used by the executor (engine/pagination.py), not sent
         elif own := self._endpoint.own.get(fold(name)):
-            self._set(own, value, path, problems)
+            self._set(own, value, path, by_model=by_model)
         elif by_model:
             self._take_model_argument(name, value)
         else:
@@ -234,7 +237,12 @@ class ParameterResolver:
             name: value for name, value in values.items() if name not in secrets and implied.get(name) != value
         }
         return ResolvedParameters(
-            *(parameters, secrets, self._timeout_s, self._main_parameter_option, self._names), self._left_out()
+            parameters=parameters,
+            secrets=secrets,
+            timeout_s=self._timeout_s,
+            main_parameter_option=self._main_parameter_option,
+            names=self._names,
+            left_out=self._left_out(),
         )
 
     def _left_out(self) -> tuple[str, ...]:
@@ -243,8 +251,9 @@ class ParameterResolver:
 
     def _take_model_argument(self, name: str, value: Any) -> None:
         if value in (None, "") and name in self._definition.built_in.arguments.model_fields:
-            return
-        path, problems = (name,), self.model
+            return  # as if it were not given
+        path = (name,)
+        problems = self.model
         parameter = self._endpoint.find(name)
         if (
             parameter is None
@@ -260,7 +269,7 @@ class ParameterResolver:
             # else the order of the arguments would decide which value is sent
             problems.append(Problem(path, f"sets the same parameter as {short(other)}; give only one of them"))
         else:
-            self._set(parameter, value, path, problems)
+            self._set(parameter, value, path, by_model=True)
 
     def _option_of(self, name: str) -> Path:
         """Return the path of an argument's option; for an item of a batch, that of the list."""
@@ -271,37 +280,42 @@ class ParameterResolver:
                     return ("options", "args", group, own)
         return ("options", "args", name)
 
-    def _set_timeout(self, value: Any, path: Path, problems: list[Problem]) -> None:
+    def _set_timeout(self, value: Any, path: Path, *, by_model: bool) -> None:
         if value is None:
             return
         if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            problems = self.model if by_model else self.operator
             problems.append(Problem(path, "must be a number of seconds above 0"))
         else:
             self._timeout_s = float(value)
 
-    def _set(self, parameter: Parameter, value: Any, path: Path, problems: list[Problem]) -> None:
+    def _set(self, parameter: Parameter, value: Any, path: Path, *, by_model: bool) -> None:
         if value is None:
             return
+        is_main = parameter.name == self._endpoint.operation.main_parameter
         try:
             converted = parameter.convert(value)
-        except ValueError as problem:
-            lenient = parameter.lenient and problems is self.operator
-            is_main = parameter.name == self._endpoint.operation.main_parameter
-            text = f"{problem}{one_of_several(value) if is_main else ''}"
-            (self.invalid if lenient else problems).append(Problem(path, text))
+        except ValueError as mistake:
+            problem = Problem(path, f"{mistake}{one_of_several(value) if is_main else ''}")
+            if by_model:
+                self.model.append(problem)
+            elif parameter.lenient:
+                self.invalid.append(problem)
+            else:
+                self.operator.append(problem)
             return
-        if parameter.merge and problems is self.model and parameter.name in self._names:
+        if parameter.merge and by_model and parameter.name in self._names:
             converted = parameter.merge(self.parameters[parameter.name], converted)
         if converted is None:  # not sent, such as a flag that is set to False
             self.parameters.pop(parameter.name, None)
         else:
             self.parameters[parameter.name] = converted
-        if problems is self.model:
+        if by_model:
             self._names[parameter.name] = short(str(path[0]))
         else:  # the operator's value is sent, so an error must not name the model's argument
             self._names.pop(parameter.name, None)
-        if parameter.name == self._endpoint.operation.main_parameter:
-            self._main_parameter_option = path if problems is self.operator else None
+        if is_main:
+            self._main_parameter_option = None if by_model else path
 
 
 def _declares(definition: ToolDefinition, name: str) -> bool:
@@ -346,14 +360,16 @@ def build_request(
 
     `offered` are the arguments that a remedy may name.
     """
-    endpoint, parameters = endpoint_of(definition), resolved.parameters
-    if not endpoint.separators.keys().isdisjoint(resolved.parameters):
-        resolved = replace(resolved, parameters=_with_appended(endpoint, resolved.parameters))
+    endpoint = endpoint_of(definition)
+    parameters = resolved.parameters  # its response is read by these, not by the text that they are appended to
+    if not endpoint.separators.keys().isdisjoint(parameters):
+        resolved = replace(resolved, parameters=_with_appended(endpoint, parameters))
     get = _get(endpoint, definition.path, resolved) if definition.method == "GET" else None
     target, headers, body = get or _post(endpoint, definition.path, resolved)
     # `identity`, as a small compressed body could unpack to any size
     headers = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": USER_AGENT, **headers}
-    method, host = "GET" if get else "POST", endpoint.operation.host
+    method = "GET" if get else "POST"
+    host = endpoint.operation.host
     secrets = tuple(resolved.secrets.values())
     expected = Expected(endpoint.operation.name, parameters, resolved.names, offered, resolved.denied)
     return UpstreamRequest(method, host, target, headers, body, expected, secrets)

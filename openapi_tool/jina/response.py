@@ -24,11 +24,25 @@ from openapi_tool.protocol.jsontext import JsonObject, as_object, loads, storabl
 from openapi_tool.protocol.payload import Parts, Payload, pack, pack_parts, pack_texts
 from openapi_tool.telemetry import redact
 from openapi_tool.telemetry.redact import Redactor, of_call
-from openapi_tool.tools.output import Item, ToolOutput, Usage
+from openapi_tool.tools.output import Item, ToolOutput, Usage, cost
 
 Render = Callable[[Mapping[str, Any], Mapping[str, Any], RenderContext], ToolOutput]
-UpstreamResult = ToolOutput | ToolError
-"""Of a request that succeeded: what a model gets, or an error because there is nothing to show."""
+
+
+@dataclass(frozen=True, slots=True)
+class NothingToShow:
+    """Result of a request that succeeded and is paid, although its response has nothing to show: `error` says why."""
+
+    error: ToolError
+
+    @property
+    def usage(self) -> Usage:
+        """Upstream cost of the request."""
+        return cost(self.error)
+
+
+UpstreamResult = ToolOutput | NothingToShow
+"""Of a request that succeeded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +119,16 @@ class Received:
 
 
 def read_response(body: bytes | bytearray | memoryview, expected: Expected, received: Received) -> UpstreamResult:
-    """Return the outcome of a successful request. Raises ToolError if the upstream failed."""
-    redactor, responses = of_call(received.secrets), RESPONSES[expected.operation]
+    """Return the result of a successful request. Raises ToolError if the upstream failed."""
+    redactor = of_call(received.secrets)
+    responses = RESPONSES[expected.operation]
     envelope = _envelope(_parsed(body), expected, received, redactor)
     context = RenderContext(redactor, expected.offered.__contains__, expected.names, expected.denied)
     try:
         output = responses.render(envelope, expected.parameters, context)
     except ToolError as error:
         error.tokens = usage_of(envelope).tokens  # the upstream charges for the page
-        return error
+        return NothingToShow(error)
     del envelope  # up to four times the bytes of the body
     return _masked(output, redactor)
 
@@ -122,7 +137,8 @@ def unread_failure(expected: Expected, received: Received) -> ToolError | None:
     """Return the error of a response whose body cannot be read, None for a success."""
     if received.http_status == HTTPStatus.OK:
         return None
-    failures, offers = RESPONSES[expected.operation].failures, expected.offered.__contains__
+    failures = RESPONSES[expected.operation].failures
+    offers = expected.offered.__contains__
     return upstream_failure(received.http_status, None, received.retry_after, failures=failures, offers=offers)
 
 
@@ -131,7 +147,8 @@ def _envelope(value: object, expected: Expected, received: Received, redactor: R
 
     With the HTTP status 200 the body may report a failure; it is then the same as with that HTTP status.
     """
-    status, failures = received.http_status, RESPONSES[expected.operation].failures
+    status = received.http_status
+    failures = RESPONSES[expected.operation].failures
     if status == HTTPStatus.OK:
         if not isinstance(value, dict):
             raise UpstreamUnavailable(
@@ -155,7 +172,8 @@ def _masked(output: ToolOutput, redactor: Redactor) -> ToolOutput:
     Afterwards the redactor would not recognize half a key. All texts are searched as one, as nearly all are returned as
     they came.
     """
-    items, content = output.items, output.content
+    items = output.items
+    content = output.content
     if redactor.finds_in(content):
         items = tuple(one._replace(head=redactor.text(one.head), body=redactor.text(one.body)) for one in items)
     if storable_text(content) != content:
@@ -225,25 +243,24 @@ def run_response_task(task: Payload) -> bytes:
         nonlocal masked
         masked += number
 
-    redact.on_masked = count
-    kind = "returned"
+    redact.on_masked = count  # the metric is the service's, so the number is returned
     try:
-        outcome = read_response(task.blobs[0], expected, received)
+        result = read_response(task.blobs[0], expected, received)
     except ToolError as error:
-        kind, outcome = "raised", error
-    if isinstance(outcome, ToolOutput):
-        return pack_output(outcome, masked=masked)
-    return pack({kind: _as_json(outcome), "masked": masked})
+        return pack({"raised": _as_json(error), "masked": masked})
+    if isinstance(result, NothingToShow):
+        return pack({"nothing_to_show": _as_json(result.error), "masked": masked})
+    return pack_output(result, masked=masked)
 
 
 def response_result(answer: Payload) -> UpstreamResult:
-    """Return the outcome in an answer of READ_RESPONSE, or raise its ToolError. Raises ValueError if it has none."""
+    """Return the result in an answer of READ_RESPONSE, or raise its ToolError. Raises ValueError if it has none."""
     masked = answer.value.get("masked")
     redact.on_masked("answer", masked if isinstance(masked, int) else 0)
     if "raised" in answer.value:
         raise _error_of(as_object(answer.value["raised"]))
-    if "returned" in answer.value:
-        return _error_of(as_object(answer.value["returned"]))
+    if "nothing_to_show" in answer.value:
+        return NothingToShow(_error_of(as_object(answer.value["nothing_to_show"])))
     return unpack_output(answer)
 
 
@@ -256,7 +273,8 @@ def pack_output(output: ToolOutput, **more: object) -> bytes:
 
 def unpack_output(packed: Payload) -> ToolOutput:
     """Return a packed output. Raises ValueError."""
-    texts, width = packed.texts(), len(Item._fields)
+    texts = packed.texts()
+    width = len(Item._fields)
     items = tuple(Item(*texts[at : at + width]) for at in range(0, len(texts), width))
     match packed.value.get("usage"):
         case [int(tokens), int(requests)] if tokens >= 0 and requests >= 0:
@@ -284,5 +302,7 @@ def _error_of(described: JsonObject) -> ToolError:
     code, message, tokens = given.pop("code"), given.pop("message"), given.pop("tokens")
     upstream_status, timed_out = given.pop("upstream_status"), given.pop("timed_out")
     error = _ERRORS[code](message, **given)
-    error.tokens, error.upstream_status, error.timed_out = tokens, upstream_status, timed_out
+    error.tokens = tokens
+    error.upstream_status = upstream_status
+    error.timed_out = timed_out
     return error

@@ -99,7 +99,8 @@ _PORTS = range(1, _MAX_PORT + 1)
 
 _MAX_NAME_CHARS = 253
 _ASCII_OF_LABEL = re.compile(r"[a-z0-9_-]")
-_SHOWN_CHARS, _MAX_SHOWN_CHARS = 80, 160
+_SHOWN_CHARS = 80
+_MAX_SHOWN_CHARS = 160
 
 # The IANA special-purpose registries, multicast, and the one metadata address that looks public (Azure's).
 _INTERNAL_V4_NETWORKS = (
@@ -364,7 +365,8 @@ def _checked_host(host: str, rules: UrlPolicy) -> str:
             raise BadRequest(
                 f"url: {_shown(host)} is neither a host name nor an IPv4 address. Use the page's host name."
             )
-        address, problem = number, ""
+        address = number
+        problem = ""
         if str(address) != host:
             problem = f"{_shown(host)} is an unusual spelling. Write {address}, or the page's host name."
     else:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from openapi_tool.protocol.command import Command, Delivery
 from openapi_tool.protocol.identity import CallIdentity, ClaimedIdentity
@@ -31,17 +31,18 @@ DEFAULT_VERSION = ProtocolVersion.V1R4
 
 
 class Dialect(Protocol):
-    """One version of the protocol, as the pipeline uses it; `actor_id` is the author of its reports."""
+    """One version of the protocol, as the pipeline uses it; `actor_id` is the author of its reports.
+
+    `namespace` keeps its projects and sessions apart from equal ones of other versions; empty for one version.
+    """
+
+    namespace: ClassVar[str]
 
     def __init__(self, actor_id: str) -> None: ...
 
     @property
     def version(self) -> str:
         """Name of the version: the second token of its subjects."""
-
-    @property
-    def scope(self) -> str:
-        """Text that separates its projects from equal ones of other versions; may be empty."""
 
     def decode(self, delivery: Delivery) -> Command:
         """Decode a delivery. Raises Unanswerable only for a subject that is no tool command's."""
@@ -73,6 +74,11 @@ _DIALECTS: Mapping[str, type[Dialect]] = {ProtocolVersion.V1R4: V1r4, ProtocolVe
 def dialect_of(version: ProtocolVersion, actor_id: str) -> Dialect:
     """Return the dialect of a version."""
     return _DIALECTS[version](actor_id)
+
+
+def namespace_of(version: ProtocolVersion) -> str:
+    """Return the namespace of a version (see `Dialect`)."""
+    return _DIALECTS[version].namespace
 
 
 def claimed_identity(subject: str, headers: Mapping[str, str], data: bytes) -> ClaimedIdentity:

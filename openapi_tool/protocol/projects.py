@@ -12,11 +12,14 @@ class AgentKey(NamedTuple):
     agent: str
 
 
-def scoped_project(scope: str, project_id: str) -> str:
-    """Return a project's name among the kernels that share the records; no project id contains the blank."""
-    return f"{scope} {project_id}".lstrip()
+def quota_project(namespace: str, project_id: str) -> str:
+    """Return a project's name in the records of quotas, which kernels share; no project id contains the blank.
+
+    `namespace` is the kernel's (`Settings.quota_namespace`), and may be empty.
+    """
+    return f"{namespace} {project_id}".lstrip()
 
 
-def bare_project(scoped: str) -> str:
-    """Return the id of a scoped project."""
-    return scoped.rpartition(" ")[2]
+def bare_project(name: str) -> str:
+    """Return the id of a project from its name in the records of quotas."""
+    return name.rpartition(" ")[2]

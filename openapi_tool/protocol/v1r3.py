@@ -6,6 +6,7 @@ Commands carry the identity in the body. Inbox rows have neither turn nor header
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import orjson
 
@@ -29,7 +30,8 @@ _WAKEUP_HEADERS = (header.DEPTH, header.TRACEPARENT, header.TRACESTATE)
 class V1r3:
     """Dialect of v1r3; `actor_id` is the author of reports."""
 
-    version = scope = "v1r3"
+    version = "v1r3"
+    namespace: ClassVar[str] = "v1r3"
 
     def __init__(self, actor_id: str) -> None:
         self._actor_id = actor_id

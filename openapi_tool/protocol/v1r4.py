@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from typing import ClassVar
 
 from openapi_tool.protocol import headers as header
 from openapi_tool.protocol.cards import new_id
@@ -32,7 +33,7 @@ class V1r4:
     """Dialect of protocol v1r4; `actor_id` is the author of reports."""
 
     version = "v1r4"
-    scope = ""
+    namespace: ClassVar[str] = ""
 
     def __init__(self, actor_id: str) -> None:
         self._actor_id = actor_id

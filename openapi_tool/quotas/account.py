@@ -38,8 +38,8 @@ _WAIT_S = 1.0  # between two reads of a record while requests wait for reservati
 class AccountId(NamedTuple):
     """Scope and owner of an account: `owner` is an agent or session, empty for a project.
 
-    `tool` is the tool whose definition sets the budget, else empty. `project` is prefixed with the kernel's name in
-    the records and a space (`scoped_project`).
+    `tool` is the tool whose definition sets the budget, else empty. `project` is named as in the records
+    (`quota_project`).
     """
 
     scope: str
@@ -52,8 +52,8 @@ class AccountId(NamedTuple):
         owner = f"{self.owner[:12]}…" if self.scope == "session" else self.owner
         return {"scope": self.scope, "project": self.project, "who": owner, "tool": self.tool}
 
-    def key(self, period: Period) -> str:
-        """Return the key of the record: a hash, because ids may contain any characters."""
+    def record_name(self, period: Period) -> str:
+        """Return the name of the record: a hash, because ids may contain any characters."""
         name = json.dumps((*self, period.name)).encode()
         return f"budget.{hashlib.blake2b(name, digest_size=20).hexdigest()}"
 
@@ -106,10 +106,13 @@ class Account(SharedRecord):
         sharing: Sharing,
         on_write: Callable[[Account], None],
     ) -> None:
-        super().__init__(account_id.key(period), replica, store, clock)
-        self.id, self.period, self.limit = account_id, period, limit
+        super().__init__(account_id.record_name(period), replica, store, clock)
+        self.id = account_id
+        self.period = period
+        self.limit = limit
         self.record = unused(account_id.labels())
-        self._sharing, self._on_write = sharing, on_write
+        self._sharing = sharing
+        self._on_write = on_write
         self._waiting: list[_Request] = []
         self._granted: list[_Request] = []  # by `apply`
         self._refused: list[_Request] = []  # by `apply`
@@ -225,7 +228,8 @@ class Account(SharedRecord):
 
     def _store_attempts(self, now: float) -> bool:
         """Reserve what the record does not contain, settle what it contains and ended."""
-        record, changed = self.record, False
+        record = self.record
+        changed = False
         self._settled = []
         for attempt in self.attempts.values():
             in_record = attempt.id in record.open
@@ -257,7 +261,8 @@ class Account(SharedRecord):
         """
         record = self.record
         self._granted, self._refused = [], []
-        taken, charged = record.charged.plus(record.reserved), record.charged
+        taken = record.charged.plus(record.reserved)
+        charged = record.charged
         for request in self._waiting:
             need = request.attempt.need
             if request.reserved.done():
@@ -324,14 +329,16 @@ class Account(SharedRecord):
 
     def _lacking(self, need: Amount) -> str:
         """Return the resource of which too little is left."""
-        limit, taken = self.limit, self.taken
+        limit = self.limit
+        taken = self.taken
         exceeds_requests = limit.requests is not None and taken.requests + need.requests > limit.requests
         return "requests" if exceeds_requests or limit.tokens is None else "tokens"
 
     def _held(self, need: Amount) -> BudgetExceeded:
         """Return the error of a request for which requests that have not ended leave too little."""
         metrics.BUDGET_REFUSALS.labels(self.id.scope).inc()
-        kind, record = self._lacking(need), self.record
+        kind = self._lacking(need)
+        record = self.record
         maximum, taken, used, needed = (
             getattr(amount, kind) for amount in (self.limit, self.taken, record.charged, need)
         )
@@ -383,7 +390,7 @@ class Account(SharedRecord):
         return _OWNER_TEXT[self.id.scope] + (" with this tool" if self.id.tool else "")
 
     def _log_unreadable(self) -> None:
-        fields = {**self._log_fields(), "key": self.key}
+        fields = {**self._log_fields(), "key": self.record_name}
         if self.remembers:
             log.warning(
                 "the record of a budget of project %s cannot be read; its last known state is used",
@@ -424,7 +431,8 @@ class Account(SharedRecord):
         found: dict[str, Any] = {}
         for kind, limit, taken in zip(AccountLimit._fields, self.limit, self.taken, strict=True):
             if limit is not None:
-                found[kind], found[f"{kind}_left"] = limit, max(0, limit - taken)
+                found[kind] = limit
+                found[f"{kind}_left"] = max(0, limit - taken)
         if self.period.renews:
             found["renews_at"] = self.period.renews
         return found

@@ -110,9 +110,11 @@ class AccountRecord(BaseModel):
 
     def held_until(self, limit: AccountLimit, need: Amount) -> float:
         """Return when too little is left for `need` for good if nobody settles an attempt before."""
-        charged, until = self.charged, 0.0
+        charged = self.charged
+        until = 0.0
         for one in sorted(self.open.values(), key=lambda one: one.until):
-            charged, until = charged.plus(one.need), one.until
+            charged = charged.plus(one.need)
+            until = one.until
             if not limit.covers(charged.plus(need)):
                 break
         return until

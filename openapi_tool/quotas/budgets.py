@@ -26,13 +26,13 @@ _MAX_MEANS = 10_000  # one per tool
 _MAX_ACCOUNTS = 20_000
 _CHECKED_PER_TICK = 2_000  # all accounts at once could block the event loop
 _MAX_RANKED = 100
-_NOT_OPENED: tuple[float, list[Account]] = 0.0, []  # an expired entry of `_charged`
+_NOT_OPENED: tuple[float, list[Account]] = 0.0, []  # an expired entry of `_opened`
 
 
 class Spender(NamedTuple):
     """Caller that is charged; `tool_limits` are the budgets of the tool's definition.
 
-    `project` is prefixed with the kernel's name in the records, as in AccountId (`scoped_project`).
+    `project` is named as in the records (`quota_project`).
     """
 
     project: str
@@ -43,8 +43,8 @@ class Spender(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Charge:
-    """Accounts of one call, narrowest first."""
+class CallAccounts:
+    """Accounts that the requests of one call are charged to, narrowest first."""
 
     _budgets: Budgets
     _tool: tuple[str, str]  # project and name
@@ -53,14 +53,15 @@ class Charge:
 
     async def reserve(self, min_tokens: int, deadline: Deadline) -> Reservation:
         """Reserve the expected cost of a request, at least `min_tokens`. Raises BudgetExceeded, ToolTimeout."""
-        budgets, self._has_reserved = self._budgets, True
+        budgets = self._budgets
+        self._has_reserved = True
         latest = budgets.clock() + deadline.remaining() * budgets.max_wait_share()
         amount = Amount(1, max(min_tokens, round(budgets.means.get(self._tool, 0.0))))
         reservation = Reservation(amount, [])
         name = budgets.new_attempt()
         try:
             for account in self._accounts:
-                budgets.active[account.key] = account
+                budgets.active[account.record_name] = account
                 reservation.attempts.append((account, await account.reserve(name, amount, deadline, latest)))
         except BaseException:
             reservation.release()
@@ -72,8 +73,8 @@ class Charge:
         if self._has_reserved:
             await asyncio.gather(*(account.flush() for account in self._accounts))
 
-    def record_cost(self, tokens: int) -> None:
-        """Count the cost of a request for later estimates."""
+    def learn_cost(self, tokens: int) -> None:
+        """Use the cost of a request for later estimates; it charges nothing."""
         if tokens > 0:
             means = self._budgets.means
             mean = means.pop(self._tool, float(tokens))
@@ -117,7 +118,7 @@ class Budgets:
     """Budgets of this process, named `replica`. `clock` returns the NATS server's time in seconds since the epoch.
 
     A request waits for what others have reserved for `max_wait_share()` of its remaining time.
-    `limited`: the settings have a budget. `active`: accounts by key in which requests have reserved. `means`:
+    `limited`: the settings have a budget. `active`: accounts by record name in which requests have reserved. `means`:
     moving averages of a request's tokens by project and tool.
     """
 
@@ -130,36 +131,40 @@ class Budgets:
         max_wait_share: Callable[[], float],
     ) -> None:
         self.max_wait_share = max_wait_share
-        self._replica, self._options, self._store, self.clock = replica, options, store, clock
+        self._replica = replica
+        self._options = options
+        self._store = store
+        self.clock = clock
         self._numbers = count()
         self._sharing = Sharing()
         self.active: dict[str, Account] = {}
         self.means: dict[tuple[str, str], float] = {}
         self._most_used: dict[str, dict[str, Account]] = {scope: {} for scope in SCOPES}
         # Expiry and accounts by project, agent and session.
-        self._charged: dict[tuple[str, str, str], tuple[float, list[Account]]] = {}
+        self._opened: dict[tuple[str, str, str], tuple[float, list[Account]]] = {}
         # Accounts that `_drop_unused` has not checked in this round.
         self._to_check: Iterator[tuple[tuple[AccountId, str], Account]] = iter(())
         self._periods = Periods(time_zone(options.time_zone))
         self._accounts: dict[tuple[AccountId, str], Account] = {}
-        self._by_key: dict[str, Account] = {}
+        self._by_name: dict[str, Account] = {}
         self._by_project = {name: options.for_project(name) for name in options.projects}
         self.limited = options.limited or bool(options.projects)
         self._task: asyncio.Task[None] | None = None
 
-    def charge(self, spender: Spender) -> Charge | None:
-        """Return what a call is charged to, None without any budget."""
+    def accounts_of(self, spender: Spender) -> CallAccounts | None:
+        """Return the accounts of a call, None without any budget."""
         project, agent, session, tool, tool_limits = spender
-        now, key = self.clock(), (project, agent, session)
-        until, accounts = self._charged.get(key, _NOT_OPENED)
+        now = self.clock()
+        key = (project, agent, session)
+        until, accounts = self._opened.get(key, _NOT_OPENED)
         if now >= until:
             accounts = self._open(spender, self._by_project.get(bare_project(project), self._options), "", now)
-            if len(self._charged) >= _MAX_ACCOUNTS:
-                self._charged.clear()
-            self._charged[key] = min((account.period.end for account in accounts), default=math.inf), accounts
+            if len(self._opened) >= _MAX_ACCOUNTS:
+                self._opened.clear()
+            self._opened[key] = min((account.period.end for account in accounts), default=math.inf), accounts
         if tool_limits is not None:
             accounts = [*accounts, *self._open(spender, tool_limits, tool, now)]
-        return Charge(self, (project, tool), accounts) if accounts else None
+        return CallAccounts(self, (project, tool), accounts) if accounts else None
 
     def new_attempt(self) -> str:
         """Return the id of a new attempt."""
@@ -170,7 +175,7 @@ class Budgets:
         if name == ALL_RECORDS:
             for each in self._accounts.values():
                 each.forget()
-        elif (account := self._by_key.get(name)) is not None:
+        elif (account := self._by_name.get(name)) is not None:
             account.on_change(stored)
 
     def snapshot(self) -> list[dict[str, Any]]:
@@ -181,7 +186,8 @@ class Budgets:
 
     async def left(self, project: str, agent: str) -> list[dict[str, Any]]:
         """Return what is left of the budgets of an agent and its project, as all replicas know it; none of sessions."""
-        spender, limits = Spender(project, agent, "", ""), self._by_project.get(bare_project(project), self._options)
+        spender = Spender(project, agent, "", "")
+        limits = self._by_project.get(bare_project(project), self._options)
         accounts = self._open(spender, limits, "", self.clock(), [scope for scope in SCOPES if scope != "session"])
         await asyncio.gather(*(account.refresh() for account in accounts))
         return [{"budget": account.id.scope, **account.left()} for account in accounts]
@@ -220,7 +226,7 @@ class Budgets:
             account = Account(
                 account_id, limit, period, self._replica, self._store, self.clock, self._sharing, on_write=self._rank
             )
-            self._accounts[key] = self._by_key[account.key] = account
+            self._accounts[key] = self._by_name[account.record_name] = account
             self._rank(account)
             self._task = self._task or in_background(repeat(self._tick, _TICK_S, "the budgets"), "budgets")
         account.limit = limit  # the definition may have changed
@@ -234,7 +240,7 @@ class Budgets:
     async def _tick(self) -> None:
         for account in list(self.active.values()):
             if account.is_quiet:
-                del self.active[account.key]
+                del self.active[account.record_name]
         self._drop_unused(self.clock())
 
     def _drop_unused(self, now: float) -> None:
@@ -246,16 +252,16 @@ class Budgets:
         for key, account in checked:
             if account.is_quiet and (now >= account.period.end or too_many > 0):
                 too_many -= 1
-                del self._accounts[key], self._by_key[account.key]
-                self._charged.clear()  # it may list the account; the next calls fill it again
-                self._most_used[account.id.scope].pop(account.key, None)
+                del self._accounts[key], self._by_name[account.record_name]
+                self._opened.clear()  # it may list the account; the next calls fill it again
+                self._most_used[account.id.scope].pop(account.record_name, None)
 
     def _rank(self, account: Account) -> None:
         """Add an account to the most used ones of its scope, which are limited to 200."""
-        if self._by_key.get(account.key) is not account:  # dropped, but written by an older call
+        if self._by_name.get(account.record_name) is not account:  # dropped, but written by an older call
             return
         found = self._most_used[account.id.scope]
-        found[account.key] = account
+        found[account.record_name] = account
         if len(found) > 2 * _MAX_RANKED:
             largest = heapq.nlargest(_MAX_RANKED, found.values(), key=lambda each: each.used_fraction)
-            self._most_used[account.id.scope] = {each.key: each for each in largest}
+            self._most_used[account.id.scope] = {each.record_name: each for each in largest}

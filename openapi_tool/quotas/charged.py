@@ -20,12 +20,12 @@ async def charged(
     """Return what is used and reserved in each day, or else in each month, that a time overlaps.
 
     There is no entry without an account: no budget of the project was set for days or months, or it is 40 days old.
-    `project` is that of the records (`scoped_project`). Raises Unavailable.
+    `project` is named as in the records (`quota_project`). Raises Unavailable.
     """
     for scope in ("project_day", "project_month"):
         found = {}
         for period in _periods(scope, start.timestamp(), end.timestamp(), zone):
-            record = parse((await records.read(AccountId(scope, project).key(period))).value)
+            record = parse((await records.read(AccountId(scope, project).record_name(period))).value)
             if record is not None:
                 found[period] = record.charged.plus(record.reserved)
         if found:
@@ -47,7 +47,8 @@ def without_result(held: Mapping[Period, Amount], stored: Sequence[Amount]) -> W
 
 
 def _periods(scope: str, start: float, end: float, zone: tzinfo) -> Iterator[Period]:
-    periods, at = Periods(zone), max(start, end - _DAYS * 86_400)
+    periods = Periods(zone)
+    at = max(start, end - _DAYS * 86_400)
     while at < end:
         period = periods.day(at) if scope == "project_day" else periods.month(at)
         yield period

@@ -181,10 +181,17 @@ class KeyLimit(SharedRecord):
         dry_run: bool = False,
     ) -> None:
         super().__init__(f"limit.{variable.upper()}.{endpoint}", keys.replica, store, keys.now)
-        self.variable, self.endpoint, self.rates, self.keys, self.group = variable, endpoint, rates, keys, group
-        self.use_of_key = KeyUse(variable, endpoint)
+        self.variable = variable
+        self.endpoint = endpoint
+        self.rates = rates
+        self.keys = keys
+        self.group = group
+        self.key_use = KeyUse(variable, endpoint)
         self.record = LimitRecord()
-        self.weight, self.load, self.trial, self.dry_run = 1.0, 0.0, False, dry_run
+        self.weight = 1.0
+        self.load = 0.0
+        self.trial = False
+        self.dry_run = dry_run
         self.calls_refused = self.would_have_waited = 0
         self._min_tokens = min_tokens
         self.tokens_each = self._usual_tokens
@@ -202,7 +209,7 @@ class KeyLimit(SharedRecord):
         self._offline_window = Window()
         self._lost_at = 0.0  # begin of an outage that is not reported yet
         self._sent: deque[float] = deque(maxlen=_MAX_SENT)  # of the last COUNTS_S
-        self._uncounted: list[float] = []  # sent without a limit before `use` set one
+        self._uncounted: list[float] = []  # sent without a limit before `apply_rates` set one
         self._durations: deque[float] = deque(maxlen=_MAX_DURATIONS)
         self._asked: dict[str, float] = {}
         group.limits.append(self)
@@ -212,12 +219,14 @@ class KeyLimit(SharedRecord):
         metrics.LIMIT_PAUSED.labels(*labels).set_function(lambda: self.paused_s)
         metrics.LIMIT_NOT_SHARED.labels(*labels).set_function(lambda: bool(self.outage) and self.limited)
 
-    def use(self, rates: Rates, *, dry_run: bool) -> None:
-        """Use other limits from now on. What was sent without one counts, but not as running or as tokens."""
+    def apply_rates(self, rates: Rates, *, dry_run: bool) -> None:
+        """Apply other limits from now on. What was sent without one counts, but not as running or as tokens."""
         now = self.now()
         if rates.limited and not self.limited:
             self._uncounted = [at for at in self._sent if at > now - COUNTS_S]
-        tokens_before, self.rates, self.dry_run = self.rates.tokens, rates, dry_run
+        tokens_before = self.rates.tokens
+        self.rates = rates
+        self.dry_run = dry_run
         if rates.tokens != tokens_before:
             self.tokens_each = self._usual_tokens
 
@@ -231,7 +240,7 @@ class KeyLimit(SharedRecord):
     @property
     def usable(self) -> bool:
         """Return whether calls may use the key."""
-        if self.use_of_key in self.keys.blocked:
+        if self.key_use in self.keys.blocked:
             return self.trial
         return not self.group.pooled or self.keys.get(self.variable) is not None
 
@@ -275,7 +284,8 @@ class KeyLimit(SharedRecord):
         """Return a lower bound of the seconds until this many requests may be sent, the last of them included."""
         if self._offline is not None:  # each replica has an equal part
             place *= len(self._offline.known_replicas(self.replica))
-        rates, now = self.in_force, self.now()
+        rates = self.in_force
+        now = self.now()
         self.record.pace(rates, self.tokens_each, now)
         return max(self.paused_s, self.record.wait_s(rates, self.tokens_each, place, self.min_request_s, now))
 
@@ -350,13 +360,14 @@ class KeyLimit(SharedRecord):
                 self._sent.remove(sent_at)
             self.wake()
         elif error.upstream_status is not None and error.upstream_status in STATES:
-            self.keys.record_refusal(self.use_of_key, key, error.upstream_status, wanted.call)
+            self.keys.record_refusal(self.key_use, key, error.upstream_status, wanted.call)
         else:
             return
         wanted.refused_by |= {self.variable}
         if any(limit.variable not in wanted.refused_by and not limit.paused_s for limit in self.group.usable()):
             others = len(self.group.limits) - 1  # a retry with each: the next one may be refused, too
-            error.max_retries, error.retry_after = max(others, error.max_retries), 0.0
+            error.max_retries = max(others, error.max_retries)
+            error.retry_after = 0.0
 
     def _log_pause(self, until: float) -> None:
         if until - self._own_pause_until < _POLL_S:
@@ -372,7 +383,8 @@ class KeyLimit(SharedRecord):
 
     def rate_limited(self, wait_s: float) -> RateLimited:
         """Return the error of a call that gets no permit in time; `wait_s` is how long it would wait."""
-        self.calls_refused, seconds = self.calls_refused + 1, math.ceil(max(1.0, wait_s))
+        self.calls_refused += 1
+        seconds = math.ceil(max(1.0, wait_s))
         metrics.RATE_LIMITED.labels(self.endpoint).inc()
         return RateLimited(
             f"The rate limit of this service is used up. Call again in {seconds} s.",
@@ -393,7 +405,7 @@ class KeyLimit(SharedRecord):
                 self.endpoint,
                 self.variable,
                 "the last known record replaces it" if self.remembers else "none is known here: its count begins anew",
-                extra={"action": "limits.unreadable", "key": self.key, **self._log_fields},
+                extra={"action": "limits.unreadable", "key": self.record_name, **self._log_fields},
             )
         self.record = record or LimitRecord()
         now = self.now()
@@ -421,13 +433,14 @@ class KeyLimit(SharedRecord):
         for project, cost in self._charges:
             record.turns.charge(project_key(project), cost / self.group.waiting.weight(project))
         self._applied_charges = len(self._charges)
-        changed |= self._grant(self.in_force, now)
+        changed |= self._grant(now)
         changed |= self._report(now, written=changed)
         return changed
 
     def confirm(self) -> None:
         """See `SharedRecord`."""
-        granted, self._granted = self._granted, []
+        granted = self._granted
+        self._granted = []
         for attempt in self.attempts.values():
             attempt.stored |= attempt.id in self.record.open
         for attempt in self._settled:
@@ -439,7 +452,8 @@ class KeyLimit(SharedRecord):
         self._applied_refusals = self._applied_charges = 0
         self._uncounted = []
         if self._offline is not None:
-            self._offline, self._lost_at = None, 0.0
+            self._offline = None
+            self._lost_at = 0.0
             log.info("limits are shared again", extra={"action": "limits.shared", **self._log_fields})
         for waiter, attempt in granted:
             attempt.stored = True
@@ -492,7 +506,8 @@ class KeyLimit(SharedRecord):
 
     def _store_attempts(self, rates: Rates, now: float) -> bool:
         """Reserve what the record does not contain, settle what it contains and ended."""
-        record, changed = self.record, False
+        record = self.record
+        changed = False
         self._settled = []
         for attempt in self.attempts.values():
             in_record = attempt.id in record.open
@@ -522,16 +537,16 @@ class KeyLimit(SharedRecord):
         found = self.record.open.get(name)
         return found is None or abs(found.at - attempt.at) < INTERVAL_S / 2
 
-    def _grant(self, rates: Rates, now: float) -> bool:
+    def _grant(self, now: float) -> bool:
         """Give permits to the calls whose turn it is among those of all replicas."""
         self._granted = []
-        record, waiting, changed = self.record, self.group.waiting, False
+        record = self.record
+        waiting = self.group.waiting
+        changed = False
         elsewhere = record.waiting_elsewhere(self.replica, now).items()
         able = {key: calls for key, calls in elsewhere if self._may_hold_more(key, now)}
         rivals = _Rivals(able, record.turns)
-        while self.usable and not (
-            self._granted and self.use_of_key in self.keys.blocked
-        ):  # one call tries a blocked key
+        while self.usable and not (self._granted and self.key_use in self.keys.blocked):  # one call tries a blocked key
             mine = {project_key(name): name for name in waiting.projects() if self._may_send(name)}
             since = {key: waiting.first(name).since for key, name in mine.items()}
             key = rivals.next(since, lambda before: record.has_room(self.in_force, self.tokens_each, before, now))
@@ -544,14 +559,14 @@ class KeyLimit(SharedRecord):
                     continue
                 else:
                     break
-            name, rates = mine[key], self.in_force
+            name = mine[key]
             waiter = waiting.pop(name)
             cost = 1 / waiting.weight(name)
             rivals.order.serve(key, cost)
             record.turns.serve(key, cost)
             attempt = self._attempt(waiter, now)
             self._granted.append((waiter, attempt))
-            record.reserve(attempt, rates)
+            record.reserve(attempt, self.in_force)
         return changed or bool(self._granted)
 
     def _attempt(self, waiter: WaitingCall, now: float) -> Attempt:
@@ -569,7 +584,7 @@ class KeyLimit(SharedRecord):
             self.group.count_request(self)
         waiter.permit.set_result(KeyPermit(self, attempt, waiter.wanted))
 
-    def asked(self, project: str) -> None:
+    def note_asking(self, project: str) -> None:
         """Record that a project has asked for a permit."""
         self._asked.pop(project, None)
         self._asked[project] = self.now()
@@ -589,7 +604,8 @@ class KeyLimit(SharedRecord):
         If others have asked here within `_ACTIVE_S`, or run or wait anywhere, each leaves an eighth, at least one, to
         them: otherwise the slow requests of one project can hold all.
         """
-        limit, record = self.rates.concurrent, self.record
+        limit = self.rates.concurrent
+        record = self.record
         if limit is None or limit <= 1:
             return True
         held = sum(one.project == key for one in record.open.values())
@@ -631,7 +647,9 @@ class KeyLimit(SharedRecord):
 
     def _announced(self) -> Iterator[tuple[str, WaitingCalls]]:
         """Return the projects that wait here, those whose turn is next first."""
-        queue, counts, turns = self.group.waiting, self.group.waiting.counts(), self.record.turns
+        queue = self.group.waiting
+        counts = self.group.waiting.counts()
+        turns = self.record.turns
         names = sorted(counts, key=lambda name: turns.start(project_key(name)))
         most = max(1, min(_ANNOUNCED, MAX_REPLICAS // max(1, len(self.record.replicas))))
         for name in names[:most]:
@@ -645,14 +663,17 @@ class KeyLimit(SharedRecord):
         All that wait elsewhere have waited longer than the `newest`, of the others at least as many as here. A project
         that has waited for `_BACKLOG_S` is expected to send more calls.
         """
-        turns, queue, now = self.record.turns, self.group.waiting, self.now()
+        turns = self.record.turns
+        queue = self.group.waiting
+        now = self.now()
         waiting: dict[str, float] = {}  # calls that are expected to compete, by project
 
         def add(key: str, calls: WaitingCalls) -> None:
             lasts = now - calls.since >= _BACKLOG_S
             waiting[key] = waiting.get(key, 0) + (math.inf if lasts else calls.number)
 
-        elsewhere, own = self.record.waiting_elsewhere(self.replica, now), project_key(project)
+        elsewhere = self.record.waiting_elsewhere(self.replica, now)
+        own = project_key(project)
         same = sum(calls.number for calls in elsewhere.pop(own, ()))
         place = before = number + (same if newest else min(same, number - 1))
         weights = {}
@@ -670,10 +691,11 @@ class KeyLimit(SharedRecord):
 
     def _review(self) -> None:
         """End the wait of calls that certainly get no permit in time, and of all if the key is blocked."""
-        queue, now = self.group.waiting, self.now()
-        if self.use_of_key in self.keys.blocked and not self.group.usable():
+        queue = self.group.waiting
+        now = self.now()
+        if self.key_use in self.keys.blocked and not self.group.usable():
             for waiter in list(queue):
-                self.group.fail(waiter, self.keys.error(self.use_of_key))
+                self.group.fail(waiter, self.keys.error(self.key_use))
             return
         self._open_to_others()
         if now - self._reviewed_at < _REVIEW_S:
@@ -705,7 +727,8 @@ class KeyLimit(SharedRecord):
         now = self.now()
         self.decode(self._readable)
         self.record.drop_expired(self.rates, now)
-        self._offline, self._offline_window = self.record, Window()
+        self._offline = self.record
+        self._offline_window = Window()
         self._lost_at = self._lost_at or now
         parts = len(self.record.known_replicas(self.replica))
         log.warning(
@@ -719,7 +742,8 @@ class KeyLimit(SharedRecord):
 
     def decide_offline(self) -> None:
         """See `SharedRecord`: an equal part of what was left of the limit, at an equal part of its pace."""
-        now, record = self.now(), self._offline
+        now = self.now()
+        record = self._offline
         while self.usable and (name := self.group.waiting.next(self._may_send)) is not None:
             if record is not None and not self._has_offline_room(record, now):
                 break
@@ -733,7 +757,9 @@ class KeyLimit(SharedRecord):
     def _has_offline_room(self, record: LimitRecord, now: float) -> bool:
         if self.paused_s:
             return False
-        parts, rates, window = len(record.known_replicas(self.replica)), self.in_force, self._offline_window
+        parts = len(record.known_replicas(self.replica))
+        rates = self.in_force
+        window = self._offline_window
         window.drop_expired(now)
         own = [attempt for attempt in self.attempts.values() if not attempt.stored and attempt.at > now - COUNTS_S]
         if rates.requests is not None:
@@ -757,9 +783,13 @@ class KeyPermit(Permit):
 
     def __init__(self, limit: KeyLimit, attempt: Attempt | None, wanted: PermitRequest) -> None:
         super().__init__(limit.keys.get(limit.variable) or wanted.key)
-        self._limit, self._attempt, self._wanted, self._ended = limit, attempt, wanted, False
+        self._limit = limit
+        self._attempt = attempt
+        self._wanted = wanted
+        self._ended = False
         self.sent_at = limit.now()
-        self._trial, limit.trial = limit.trial, False
+        self._trial = limit.trial
+        limit.trial = False
 
     def connected(self) -> None:
         """Record that the request is sent only now, so that the window of the limit counts it from now on."""
@@ -770,7 +800,7 @@ class KeyPermit(Permit):
     def done(self, tokens: int) -> None:
         """Settle the request."""
         self._end(Amount(1, tokens))
-        self._limit.keys.record_success(self._limit.use_of_key, trial=self._trial)
+        self._limit.keys.record_success(self._limit.key_use, trial=self._trial)
 
     def failed(self, error: ToolError) -> None:
         """Settle the request; a refusal pauses or blocks its key."""
@@ -781,19 +811,19 @@ class KeyPermit(Permit):
         if error.http_status in _KEY_STATUSES:
             limit.record_upstream_refusal(error, self._wanted, self.key, self.sent_at)
         if self._trial and error.upstream_status not in STATES:
-            limit.keys.end_trial(limit.use_of_key)
+            limit.keys.end_trial(limit.key_use)
 
     def cancelled(self) -> None:
         """Settle the request."""
         self._end(None)
         if self._trial:
-            self._limit.keys.end_trial(self._limit.use_of_key)
+            self._limit.keys.end_trial(self._limit.key_use)
 
     def unsent(self) -> None:
         """Give the permit back: the request is not sent."""
         self._end(NOTHING)
         if self._trial:
-            self._limit.keys.end_trial(self._limit.use_of_key)
+            self._limit.keys.end_trial(self._limit.key_use)
 
     def _end(self, cost: Amount | None) -> None:
         if not self._ended:

@@ -163,7 +163,9 @@ class Keys:
         self._suspected: set[KeyUse] = set()  # refused once, not blocked
         self.on_state_change: Callable[[KeyUse], None] = lambda _: None
         self.now = clock
-        self.replica, self._store, self._failure = replica, store, failure
+        self.replica = replica
+        self._store = store
+        self._failure = failure
         self._secrets = Secrets({}, ())
         self._uses: dict[str, KeyUse] = {}  # by name of the record
         self._records: dict[str, tuple[int, KeyRecord]] = {}  # revision and record by name
@@ -214,7 +216,8 @@ class Keys:
 
     async def claim_trial(self, use: KeyUse) -> bool:
         """Return whether this call may try a blocked key: one call of all replicas may, once it is due."""
-        now, record = self.now(), self.blocked[use]
+        now = self.now()
+        record = self.blocked[use]
         if record.retry_at > now:
             return False
         change = partial(_claim_trial, now=now)

@@ -24,7 +24,8 @@ MAX_PAUSE_S = 120.0
 RECOVERY_S = 5.0  # after an outage, until the part of a silent replica counts as used
 OBSERVED_S = 60.0  # after a pause, in which another 429 teaches a limit
 LEARNED_S = 3600.0
-PROBE_S, MAX_FAILURES = 180.0, 3
+PROBE_S = 180.0  # until a learned limit is probed; each failure doubles it, up to MAX_FAILURES
+MAX_FAILURES = 3
 _ALONE = 3  # requests after a pause that are sent one after another
 MIN_LEARNED, MAX_LEARNED = 10, 1_000_000
 """Without the lower bound, 429s that other users of the key cause would stop a service that hardly uses it."""
@@ -230,7 +231,10 @@ class LimitRecord(BaseModel):
         limit = learned.limit - learned.step if learned.probing else min(learned.limit - 1, accepted)
         learned.limit = max(MIN_LEARNED, limit)
         learned.failures = min(MAX_FAILURES, learned.failures + 1) if learned.probing else 0
-        learned.step, learned.probing, learned.changed, learned.until = 1, False, now, now + LEARNED_S
+        learned.step = 1
+        learned.probing = False
+        learned.changed = now
+        learned.until = now + LEARNED_S
 
     def probe(self, now: float) -> bool:
         """Raise a learned limit by a step if that is due; return whether it did."""
@@ -238,9 +242,11 @@ class LimitRecord(BaseModel):
         if learned is None or now - learned.changed < PROBE_S * 2**learned.failures:
             return False
         if learned.probing:
-            learned.step, learned.failures = min(MAX_LEARNED, 2 * learned.step), 0
+            learned.step = min(MAX_LEARNED, 2 * learned.step)
+            learned.failures = 0
         learned.limit = min(MAX_LEARNED, learned.limit + learned.step)
-        learned.probing, learned.changed = True, now
+        learned.probing = True
+        learned.changed = now
         return True
 
     def is_observed(self, now: float) -> bool:
@@ -301,7 +307,8 @@ class LimitRecord(BaseModel):
         self.replicas = {name: replica for name, replica in newest if replica.seen > now - REPLICA_S}
         self.turns.limit_ahead(float(self.effective(rates, now).requests or COUNTS_S))
         if self.learned is not None and self.learned.until <= now:
-            self.learned, self.observed = None, 0.0
+            self.learned = None
+            self.observed = 0.0
         if self.observed and not self.is_observed(now):
             self.observed = 0.0
         if (recovery := self.recovery) is not None and (not recovery.missing or recovery.until <= now):

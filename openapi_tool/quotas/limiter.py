@@ -27,7 +27,11 @@ _PAUSE_AFTER_S = 0.02  # of waiting: a permit that is free comes sooner, so the 
 
 
 class Limiter:
-    """Permits of all keys; the arguments are those of `Keys`, and the `weights` of projects, by default 1."""
+    """Permits of all keys. `replica` is the name of this process; `weights` are those of projects, by default 1.
+
+    `clock` returns the NATS server's time in seconds since the epoch. `failure` returns the error of a call whose key
+    is refused, from the upstream's five-digit status.
+    """
 
     def __init__(
         self,
@@ -53,11 +57,11 @@ class Limiter:
         """Return the part of its remaining time for which a call may wait."""
         return self._options.max_wait_share
 
-    def use(self, options: LimitOptions) -> None:
-        """Use other limits from now on; `pools` stay as they are until a restart."""
+    def apply_options(self, options: LimitOptions) -> None:
+        """Apply other limits from now on; `pools` stay as they are until a restart."""
         self._options = replace(options, pools=self._options.pools)
         for limit in self._limits.values():
-            limit.use(self._rates(limit.variable, limit.endpoint), dry_run=options.dry_run)
+            limit.apply_rates(self._rates(limit.variable, limit.endpoint), dry_run=options.dry_run)
         for group in self._groups.values():
             _weigh(group.limits)
             group.wake()
@@ -79,22 +83,22 @@ class Limiter:
 
     async def _wait(self, group: KeyGroup, ordered: list[KeyLimit], wanted: PermitRequest) -> Permit:
         """Wait for a permit of any key of the group. Raises RateLimited, and the error of a key blocked meanwhile."""
-        project, left_s = wanted.agent.project, wanted.deadline.remaining()
+        project = wanted.agent.project
+        left_s = wanted.deadline.remaining()
         first = next((limit for limit in ordered if limit.seems_free()), ordered[0]) if group.pooled else ordered[0]
         for limit in group.limits:
-            limit.asked(project)
+            limit.note_asking(project)
         number = 1 + sum(1 for _ in group.waiting.of(project))
         wait_s = group.wait_s(first.place_of(project, number, newest=True))
         max_wait_s = left_s * self._options.max_wait_share
         if wait_s > max_wait_s and not first.dry_run:
             raise first.rate_limited(wait_s)
+        # `min_request_s` is measured, and even the fastest request so far may have been slow: so at least half.
+        patience_s = min(max_wait_s * _PATIENCE, max(left_s - first.min_request_s, left_s / 2))
         now = first.now()
-        patience_s = min(
-            max_wait_s * _PATIENCE,
-            max(left_s - first.min_request_s, left_s / 2),  # at least half: the shortest one may have been slow
-        )
+        since = round(now, 3)  # whole milliseconds: see WaitingCall
         future: asyncio.Future[Permit] = asyncio.get_running_loop().create_future()
-        waiter = WaitingCall(wanted, round(now, 3), now + patience_s, future, first if group.pooled else None)
+        waiter = WaitingCall(wanted, since, now + patience_s, future, first if group.pooled else None)
         group.waiting.add(*wanted.agent, waiter)
         first.wake()
         received = False
@@ -123,13 +127,13 @@ class Limiter:
 
     async def _check_blocked(self, group: KeyGroup) -> None:
         """Let the call try a blocked key if that is due. Raises the error of a key if none is usable."""
-        blocked = [limit for limit in group.limits if limit.use_of_key in self.keys.blocked]
+        blocked = [limit for limit in group.limits if limit.key_use in self.keys.blocked]
         for limit in blocked:
-            if await self.keys.claim_trial(limit.use_of_key):
+            if await self.keys.claim_trial(limit.key_use):
                 limit.trial = True
         if blocked and not group.usable():
             # `claim_trial` awaits, so some keys may no longer be blocked; one is, as none is usable.
-            raise self.keys.error(next(limit.use_of_key for limit in blocked if limit.use_of_key in self.keys.blocked))
+            raise self.keys.error(next(limit.key_use for limit in blocked if limit.key_use in self.keys.blocked))
 
     def on_change(self, name: str, stored: Stored) -> None:
         """Adopt a record that another replica wrote, or that all were deleted."""
@@ -139,7 +143,7 @@ class Limiter:
         for limit in self._limits.values():
             if name == ALL_RECORDS:
                 limit.forget()
-            if limit.key == name and limit.on_change(stored) and limit.limited:
+            if limit.record_name == name and limit.on_change(stored) and limit.limited:
                 limit.wake()
 
     def snapshot(self) -> list[dict[str, Any]]:
@@ -164,7 +168,10 @@ class Limiter:
         return found
 
     def _snapshot(self, limit: KeyLimit) -> dict[str, Any]:
-        rates, record, waiting, now = limit.in_force, limit.record, limit.counted_queue, limit.now()
+        rates = limit.in_force
+        record = limit.record
+        waiting = limit.counted_queue
+        now = limit.now()
         return {
             "variable": limit.variable,
             "endpoint": limit.endpoint,
@@ -197,7 +204,8 @@ class Limiter:
             limit.group.wake()
 
     def _rates(self, variable: str, endpoint: str) -> Rates:
-        limits, prefix = self._options.of(variable), _operation(endpoint).limits
+        limits = self._options.of(variable)
+        prefix = _operation(endpoint).limits
         names = ("requests_per_minute", "tokens_per_minute", "concurrent")
         return Rates(*(getattr(limits, f"{prefix}_{name}") for name in names))
 

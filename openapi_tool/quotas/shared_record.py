@@ -27,11 +27,14 @@ class SharedRecord(ABC):
     """A record that contains the `attempts` of this process, and the task that writes it while there is a change.
 
     The subclass changes the record in `apply`, again after each conflict, and takes the result over in `confirm`.
-    Neither awaits anything, so that each sees the attempts of one moment. `outage` is why the store is unavailable.
+    Neither awaits anything, so that each sees the attempts of one moment. `record_name` is the record's name in the
+    store, `outage` why that is unavailable.
     """
 
-    def __init__(self, key: str, replica: str, store: Records, clock: Callable[[], float]) -> None:
-        self.key, self.replica, self.now = key, replica, clock
+    def __init__(self, record_name: str, replica: str, store: Records, clock: Callable[[], float]) -> None:
+        self.record_name = record_name
+        self.replica = replica
+        self.now = clock
         self.attempts: dict[str, Attempt] = {}
         self.outage = ""
         self._store = store
@@ -99,7 +102,7 @@ class SharedRecord(ABC):
             self.decide_offline()
         self._event.set()
         if self._task is None:
-            self._task = in_background(self._run(), f"record {self.key}")
+            self._task = in_background(self._run(), f"record {self.record_name}")
 
     def wake_soon(self) -> None:
         """Write within SETTLE_S, so that what ends at about the same time is written at once."""
@@ -188,7 +191,9 @@ class SharedRecord(ABC):
             self.decide_offline()
             return _RETRY_S
         except Exception:  # a defect; if this task ended, every call would wait until its deadline
-            log.exception("internal error in a shared record", extra={"action": "limits.broken", "key": self.key})
+            log.exception(
+                "internal error in a shared record", extra={"action": "limits.broken", "key": self.record_name}
+            )
             self._known = self._readable = None
             return _RETRY_S
         return self.next_s()
@@ -200,14 +205,16 @@ class SharedRecord(ABC):
                 self.decode(self._readable)
             return self.encode() if self.apply(self.now()) else None
 
-        known, self._known = self._known, None  # if this fails: the record may have been written
+        known = self._known
+        self._known = None  # if this fails: the record may have been written
         try:
-            stored = await change(self._store, self.key, changed, known)
+            stored = await change(self._store, self.record_name, changed, known)
         except BaseException:
             self.abort()
             self._is_unsure = True
             raise
-        self.outage, self._is_unsure = "", False
+        self.outage = ""
+        self._is_unsure = False
         self._adopt(stored.revision, exists=stored.value is not None)
         self.confirm()
 

@@ -70,7 +70,8 @@ class Window(BaseModel):
         burst = max(min(_MIN_BURST * unit, limit / 2), limit * _BURST_SHARE, unit)
         grown = self.credit + self.rate(limit, unit, now) * (now - self.paced)
         most = min(burst - unit, max(0, limit - self.total(now)))
-        self.credit, self.paced = max(-float(limit), min(grown, most)), now
+        self.credit = max(-float(limit), min(grown, most))
+        self.paced = now
 
     def rate(self, limit: int, unit: int, now: float) -> float:
         """Return the highest amount per second that can be used from now on until only a unit waits for the window."""
@@ -91,7 +92,8 @@ class Window(BaseModel):
     def wait_s(self, limit: int, unit: int, place: int, now: float) -> float:
         """Return a lower bound of the seconds until `place` units may be used, the last of them included."""
         paced_s = ((place - 1) * unit - min(self.credit, limit)) * WINDOW_S / limit
-        missing, freed_s = place * unit - (limit - self.total(now)), 0.0
+        missing = place * unit - (limit - self.total(now))
+        freed_s = 0.0
         windows = max(0, math.ceil(place * unit / limit) - 1)  # beyond the limit, whole windows have to pass
         missing -= windows * limit
         for number in sorted(self.used):

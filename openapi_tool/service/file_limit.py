@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 
 from openapi_tool.settings import Settings
-from openapi_tool.settings.model import but
+from openapi_tool.settings.model import with_values
 from openapi_tool.telemetry.health_server import MAX_CONNECTIONS
 from openapi_tool.tools.catalogue import OPERATIONS
 
@@ -58,8 +58,8 @@ def fit_to_file_limit(settings: Settings, limit: int) -> Settings:
     connections = max(1, min(settings.egress.max_connections, (limit - kept) // _HOSTS))
     return settings.model_copy(
         update={
-            "egress": but(settings.egress, max_connections=connections),
-            "postgres": but(settings.postgres, pool_size=pool),
+            "egress": with_values(settings.egress, max_connections=connections),
+            "postgres": with_values(settings.postgres, pool_size=pool),
         }
     )
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from tenacity import wait_exponential_jitter
 
-from openapi_tool.bootstrap import Bootstrap, build_runner, scoped_key
+from openapi_tool.bootstrap import Bootstrap, build_runner, derived_key
 from openapi_tool.concurrency.retries import retried
 from openapi_tool.engine.runner import ToolRunner
 from openapi_tool.kernel.jetstream.consumer import CommandConsumer
@@ -35,7 +35,7 @@ from openapi_tool.nats_records.replicas import replica_count
 from openapi_tool.nats_records.session_key import shared_session_key
 from openapi_tool.nats_records.switches import SwitchMonitor
 from openapi_tool.options.postgres import PoolOptions
-from openapi_tool.protocol.dialect import dialect_of
+from openapi_tool.protocol.dialect import dialect_of, namespace_of
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.service.database_monitor import DatabaseMonitor
 from openapi_tool.service.process_parts import ProcessParts
@@ -78,7 +78,7 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, process_parts: P
     slots = Slots(settings.executor.concurrency, settings.executor.max_paused)
     replicas = await _until_available(lambda: replica_count(client, bootstrap.durable), nats_unavailable)
     shared_key = await _session_key(settings, client, replicas, nats_unavailable)
-    session_key = scoped_key(shared_key, bootstrap.scope)
+    session_key = derived_key(shared_key, namespace_of(settings.protocol.version))
     if with_quotas:
         await _share_quotas(stack, client, process_parts, replicas)
     else:

@@ -71,7 +71,7 @@ async def _serve(reloader: Reloader, resolver: Resolver | None) -> None:
         set_malloc_thresholds()
         upstream, connections = AsyncExitStack(), AsyncExitStack()
         parts = open_process_parts(upstream, bootstrap, resolver, lambda: shutdown.left_s)
-        reloader.use_keys, reloader.use_limits = parts.limiter.keys.set_secrets, parts.limiter.use
+        reloader.use_keys, reloader.use_limits = parts.limiter.keys.set_secrets, parts.limiter.apply_options
         process = _Process(shutdown, connections, parts, reloader, kernel)
         try:
             async with asyncio.TaskGroup() as group:

@@ -28,7 +28,7 @@ from openapi_tool.options.isolation import IsolationOptions
 from openapi_tool.options.postgres import PostgresOptions
 from openapi_tool.options.section import HostNames, Options, Seconds, split
 from openapi_tool.options.tools import ToolOptions
-from openapi_tool.protocol.dialect import DEFAULT_VERSION, ProtocolVersion
+from openapi_tool.protocol.dialect import DEFAULT_VERSION, ProtocolVersion, namespace_of
 from openapi_tool.protocol.subjects import default_durable
 from openapi_tool.quotas.options import LimitOptions
 from openapi_tool.settings.sections import (
@@ -41,7 +41,7 @@ from openapi_tool.settings.sources import file_sources, kernel_remarks
 from openapi_tool.tools.key_shapes import looks_like_a_key
 from openapi_tool.tools.policy import Policy
 from openapi_tool.tools.secret_variables import Secret, is_executors_own
-from openapi_tool.tools.session_scope import MIN_KEY_BYTES
+from openapi_tool.tools.session_identities import MIN_KEY_BYTES
 from openapi_tool.urls import HTTP_SCHEMES, ServerUrl, checked_address, parse_url
 
 _TOKEN = r"^([A-Za-z0-9_-]+|\*)$"  # noqa: S105 - a subject's token
@@ -148,7 +148,7 @@ class TelemetrySettings(Options):
 T = TypeVar("T", bound=Options)
 
 
-def but(options: T, **values: Any) -> T:
+def with_values(options: T, **values: Any) -> T:
     """Return a copy with other values, unvalidated: a file may be gone meanwhile."""
     changed = copy(options)
     changed.__dict__.update(values)
@@ -208,7 +208,7 @@ class Settings(BaseSettings):
                 f"nats.ack_wait_s ({ack_wait_s:g} s) it must be less than executor.worker_timeout_s less "
                 f"executor.commit_margin_s ({wait_s:g} s), or a call that lost its executors is answered too late"
             )
-            object.__setattr__(self, "executor", but(self.executor, max_lost_runs=fitting))
+            object.__setattr__(self, "executor", with_values(self.executor, max_lost_runs=fitting))
         if self.executor.requeue_delay_s >= wait_s:
             raise ValueError("executor.requeue_delay_s must be less than the time that a worker waits; lower it")
         return self
@@ -240,6 +240,11 @@ class Settings(BaseSettings):
     def durable(self) -> str:
         """Return the name of the durable."""
         return self.nats.durable or default_durable(self.protocol.version, self.protocol.target)
+
+    @property
+    def quota_namespace(self) -> str:
+        """Return what keeps equal project ids of kernels that share quotas apart; may be empty."""
+        return self.quotas.kernel or namespace_of(self.protocol.version)
 
     @property
     def actor_id(self) -> str:

@@ -20,7 +20,7 @@ from openapi_tool.tools.placeholders import placeholder_values, render, render_f
 from openapi_tool.tools.problems import Problem, listed
 from openapi_tool.tools.schema import visible_schema
 from openapi_tool.tools.secret_variables import MissingVariable, VariableNotAllowed
-from openapi_tool.tools.session_scope import SessionScope
+from openapi_tool.tools.session_identities import SessionIdentities
 from openapi_tool.tools.wording import short
 
 API_KEY = "api_key"
@@ -40,7 +40,7 @@ class Arguments:
     - `values`: defaults, the model's arguments (names in `by_model`), fixed values; a later one overrides an earlier
       one.
     - `secrets`: values of the `envs` arguments except `api_key`.
-    - `session`: the session identity (`tools/session_scope.py`).
+    - `session_identity`: derived from the call's `session_id` (`tools/session_identities.py`).
     - `session_id`: the first 128 characters of the argument, for the result card.
     - `key_fallback_reason`: why `key_variable` is `auth_env` although `envs` names another one.
     """
@@ -49,7 +49,7 @@ class Arguments:
     by_model: frozenset[str]
     secrets: Mapping[str, SecretStr]
     api_key: SecretStr
-    session: str
+    session_identity: str
     session_id: str | None = None
     key_variable: str = ""
     key_fallback_reason: str | None = None
@@ -90,7 +90,7 @@ class ArgumentSources:
 
     operator: OperatorEnvs
     read_secret: SecretSource
-    sessions: SessionScope
+    sessions: SessionIdentities
 
     def prepare(self, definition: ToolDefinition, call: ToolCall, identity: CallIdentity) -> Preparation:
         """Merge defaults and the model's arguments. Raises ToolMisconfigured."""
@@ -166,7 +166,7 @@ class Preparation:
             by_model=frozenset(given) & values.keys(),
             secrets={name: read_secret(variable) for name, variable in self.envs.items() if name != API_KEY},
             api_key=key,
-            session=self.sources.sessions.identity(project_id, agent_id, session_id),
+            session_identity=self.sources.sessions.identity(project_id, agent_id, session_id),
             session_id=storable_text(session_id[:_MAX_SESSION_ID_CHARS]) if isinstance(session_id, str) else None,
             key_variable=key_variable,
             key_fallback_reason=fallback_reason,

@@ -93,8 +93,9 @@ class Item(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ToolOutput:
-    """Output of a tool: text for the model in items, `state` for a UI.
+    """Output of a tool: text for the model in items, data for a UI in `state`.
 
+    With the definition's `result_format` `object` the model reads `state`, too.
     `may_store` allows storing the whole text if it is truncated. If `cached`, no request was sent: `usage` is zero.
     `cost_advice` is text for the model on lowering a high cost, else empty.
     """

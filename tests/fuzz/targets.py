@@ -37,7 +37,7 @@ from yarl import URL
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.request import UpstreamRequest
-from openapi_tool.jina.response import Expected, UpstreamResult
+from openapi_tool.jina.response import Expected, NothingToShow, UpstreamResult
 from openapi_tool.jina.url_policy import INTERNAL_SUFFIXES, UrlPolicy, checked_url
 from openapi_tool.kernel.jetstream.dead_letter_records import dead_letter, decode, encode
 from openapi_tool.kernel.jetstream.deliveries import ForeignMessage, delivery_of
@@ -60,7 +60,7 @@ from openapi_tool.tools.output import ToolOutput
 from openapi_tool.tools.placeholders import PLACEHOLDERS, placeholder_values, render
 from openapi_tool.tools.result import RenderedResult, failure, success
 from openapi_tool.tools.schema import fits
-from openapi_tool.tools.session_scope import SessionScope
+from openapi_tool.tools.session_identities import SessionIdentities
 from openapi_tool.tools.truncation import ResultLimit, truncate, uncut_parts
 from tests.answering import for_request
 from tests.fuzz import corpora
@@ -428,8 +428,8 @@ def check_answer(data: bytes) -> None:
     try:
         expected = Expected(operation, _PARAMETERS, offered=_OFFERED)
         output = _fetched(expected, _STATUSES[status], {name: text for name, text in headers.items() if text}, body)
-        if isinstance(output, ToolError):
-            raise output
+        if isinstance(output, NothingToShow):
+            raise output.error
     except ToolError as error:
         assert SECRET not in error.message
         assert_storable(failure(error, 1).result)
@@ -492,7 +492,7 @@ def _assert_shown(output: ToolOutput, limit: int, form: Any) -> None:
 
 
 _SOURCES = ArgumentSources(
-    OperatorEnvs(parameters=frozenset({"note"})), lambda _: SecretStr("the-key"), SessionScope(b"k" * 32)
+    OperatorEnvs(parameters=frozenset({"note"})), lambda _: SecretStr("the-key"), SessionIdentities(b"k" * 32)
 )
 _ARGUMENT_NAMES = (
     "query",
@@ -599,7 +599,7 @@ def _assert_prepared(arguments: Arguments, definition: ToolDefinition, call: Too
     for name in arguments.values.keys() - arguments.by_model:
         assert name in own or name in definition.defaults
     assert not arguments.values.keys() & definition.envs.keys() - definition.fixed.keys()
-    assert re.fullmatch("[0-9a-f]{64}", arguments.session)
+    assert re.fullmatch("[0-9a-f]{64}", arguments.session_identity)
 
 
 _PUBLISHED = datetime(2026, 1, 1, tzinfo=UTC)

@@ -99,9 +99,9 @@ async def test_usage_shows_requests_of_a_process_that_died_in_a_column_of_their_
     options = BudgetOptions(project_day_tokens=1_000_000)
     async with aclosing(StateFile.open(state)) as file:
         died = Budgets("died", options, file.records("budgets", BUDGETS_TTL_S), time.time, lambda: 1.0)
-        charge = died.charge(Spender(ME.project_id, ME.agent_id, "s", "jina_read"))
-        assert charge is not None
-        await charge.reserve(3_000, Deadline.after(5))  # and is killed
+        accounts = died.accounts_of(Spender(ME.project_id, ME.agent_id, "s", "jina_read"))
+        assert accounts is not None
+        await accounts.reserve(3_000, Deadline.after(5))  # and is killed
     shown = json.loads((await run("usage", "--project", ME.project_id, "--json", "--by", "day")).stdout)
     for row in (shown["total"], *shown["rows"]):
         assert (row["calls"], row["requests"], row["no_result"], row["no_result_tokens"]) == (1, 1, 1, 3_000)

@@ -54,7 +54,7 @@ from openapi_tool.tools.deadlines import Deadline
 async def main():
     accounts = StateFile.open(Path(sys.argv[1])).records("budgets")
     budgets = Budgets("killed", BudgetOptions(session_requests=1), accounts, time.time, lambda: 1)
-    await budgets.charge(Spender("proj", "agent", "session", "tool")).reserve(1, Deadline.after(30))
+    await budgets.accounts_of(Spender("proj", "agent", "session", "tool")).reserve(1, Deadline.after(30))
     print("reserved", flush=True)
     await asyncio.Event().wait()
 
@@ -267,13 +267,13 @@ async def test_a_budget_that_a_killed_process_holds_is_named_as_the_cause(tmp_pa
     path = tmp_path / "gateway.sqlite3"
     await asyncio.to_thread(reserve_and_die, path)
     async with aclosing(StateFile.open(path)) as state:
-        accounts = state.records("budgets")
-        budgets = Budgets("next", BudgetOptions(session_requests=1), accounts, time.time, lambda: 0.01)
+        records = state.records("budgets")
+        budgets = Budgets("next", BudgetOptions(session_requests=1), records, time.time, lambda: 0.01)
         async with aclosing(budgets):
-            charge = budgets.charge(Spender("proj", "agent", "session", "tool"))
-            assert charge is not None
+            accounts = budgets.accounts_of(Spender("proj", "agent", "session", "tool"))
+            assert accounts is not None
             with pytest.raises(BudgetExceeded, match="is held by requests that have not ended") as refused:
-                await charge.reserve(1, Deadline.after(60))
+                await accounts.reserve(1, Deadline.after(60))
     assert refused.value.retry_after is not None
     assert 1 <= refused.value.retry_after <= 90
 

@@ -1133,7 +1133,7 @@ async def test_requests_without_a_card_have_a_column_of_their_own(
     records = NatsKvRecords(caller.client, BUDGETS.bucket)
     try:
         for scope, period in (("project_month", periods.month(now)), ("project_day", periods.day(now))):
-            key = AccountId(scope, PROJECT).key(period)
+            key = AccountId(scope, PROJECT).record_name(period)
             stored = encode(record) if scope == "project_month" else encode(unused({}))
             await records.write(key, stored, (await records.read(key)).revision)
             total = await shown("--since", "1h", "--by", "tool")

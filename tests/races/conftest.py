@@ -53,7 +53,7 @@ from openapi_tool.tools.deadlines import Deadline
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.output import Item, ToolOutput
 from openapi_tool.tools.policy import Authorizer
-from openapi_tool.tools.session_scope import SessionScope
+from openapi_tool.tools.session_identities import SessionIdentities
 from tests.support import BODY, HEADERS, SUBJECT, V1R4, call_card, records, waiting_turn
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
@@ -329,7 +329,9 @@ def runner(kernel: Any, tools: Any, **changes: Any) -> ToolRunner:
     """Return a runner over these fakes that authorizes every call."""
     options = RunnerOptions(
         authorizer=Authorizer(),
-        arguments=ArgumentSources(OperatorEnvs(), lambda _: SecretStr("a-key-of-the-test"), SessionScope(b"k" * 32)),
+        arguments=ArgumentSources(
+            OperatorEnvs(), lambda _: SecretStr("a-key-of-the-test"), SessionIdentities(b"k" * 32)
+        ),
     )
     pagination = Pagination(cast("Kernel", kernel), Cursors(b"k" * 32), ToolOptions())
     return ToolRunner(replace(options, **changes), tools, pagination)

@@ -92,10 +92,10 @@ class Pod:
 
     async def call(self, who: Spender = CALLER, tokens: int = 0, *, commits: bool = False) -> bool:
         """Send one request if the budgets allow it, and return whether they do; `commits` also commits its result."""
-        charge = self.budgets.charge(who)
-        assert charge is not None
+        accounts = self.budgets.accounts_of(who)
+        assert accounts is not None
         try:
-            reservation = await charge.reserve(1, Deadline.after(30))
+            reservation = await accounts.reserve(1, Deadline.after(30))
         except BudgetExceeded as refusal:
             self.world.refusals.append((self.world.taken, refusal))
             return False
@@ -105,7 +105,7 @@ class Pod:
         await asyncio.sleep(0)
         reservation.charge(tokens)
         if commits:
-            await charge.wait_until_written()
+            await accounts.wait_until_written()
             self.world.committed += 1
         return True
 
@@ -235,9 +235,9 @@ def test_a_call_waits_for_reservations_of_a_killed_replica_for_a_part_of_its_tim
         world = World(options, max_wait_share=share)
         first, second = world.pod(), world.pod()
         assert await first.call()
-        charge: Any = first.budgets.charge(CALLER)
+        accounts: Any = first.budgets.accounts_of(CALLER)
         for _ in range(2):
-            await charge.reserve(1, Deadline.after(30))
+            await accounts.reserve(1, Deadline.after(30))
         first.killed.set()
         first.stop()
         began = world.clock()
@@ -282,8 +282,8 @@ def test_a_call_gets_what_a_request_of_another_replica_frees_while_it_waits(runn
     async def work() -> None:
         world = World(BudgetOptions(session_requests=1))
         first, second = world.pod(), world.pod()
-        charge: Any = first.budgets.charge(CALLER)
-        reservation = await charge.reserve(1, Deadline.after(30))
+        accounts: Any = first.budgets.accounts_of(CALLER)
+        reservation = await accounts.reserve(1, Deadline.after(30))
         call = asyncio.create_task(second.call())
         await asyncio.sleep(running_s)
         reservation.release()
@@ -513,10 +513,10 @@ def test_limits_that_change_during_a_call_leave_nothing_reserved() -> None:
         both = BudgetLimits(agent_day_requests=100, agent_day_tokens=50_000)
 
         async def call(before: BudgetLimits, after: BudgetLimits) -> None:
-            charge = budgets.charge(CALLER._replace(tool_limits=before))
-            assert charge is not None
-            reservation = await charge.reserve(10_000, Deadline.after(5))
-            budgets.charge(CALLER._replace(tool_limits=after))
+            accounts = budgets.accounts_of(CALLER._replace(tool_limits=before))
+            assert accounts is not None
+            reservation = await accounts.reserve(10_000, Deadline.after(5))
+            budgets.accounts_of(CALLER._replace(tool_limits=after))
             reservation.charge(10_000)
 
         for before, after in ((requests, both), (both, requests), (requests, both)):
@@ -536,25 +536,25 @@ def test_an_estimate_is_the_mean_of_the_tool_and_a_nearly_used_budget_is_reporte
     async def work() -> None:
         world = World(BudgetOptions(project_month_tokens=1_000, session_requests=50))
         pod = world.pod()
-        charge: Any = pod.budgets.charge(CALLER)
-        assert charge.note == ""
+        accounts: Any = pod.budgets.accounts_of(CALLER)
+        assert accounts.note == ""
         for tokens in (400, 500):
-            reservation = await charge.reserve(1, Deadline.after(1))
+            reservation = await accounts.reserve(1, Deadline.after(1))
             reservation.charge(tokens)
-            charge.record_cost(tokens)
-        assert charge.left() == {
+            accounts.learn_cost(tokens)
+        assert accounts.left() == {
             "session": {"requests": 50, "requests_left": 48},
             "project_month": {"tokens": 1_000, "tokens_left": 100, "renews_at": "2030-04-01T00:00:00+00:00"},
         }
-        assert charge.note == (
+        assert accounts.note == (
             "\n\n[The budget of this project for this month is nearly used up: 100 of 1,000 tokens are left; it renews "
             "at 2030-04-01T00:00:00+00:00.]"
         )
         with pytest.raises(BudgetExceeded, match="900 of 1,000 tokens are used or reserved, and it needs 420"):
-            await charge.reserve(1, Deadline.after(1))
-        other: Any = pod.budgets.charge(Spender("proj", "agent", "session", "cheap"))
+            await accounts.reserve(1, Deadline.after(1))
+        other: Any = pod.budgets.accounts_of(Spender("proj", "agent", "session", "cheap"))
         (await other.reserve(1, Deadline.after(1))).release()
-        assert charge.left()["session"]["requests_left"] == 48
+        assert accounts.left()["session"]["requests_left"] == 48
         await world.close()
 
     run_virtually(work())
@@ -613,10 +613,10 @@ def test_an_account_that_is_dropped_before_its_call_reserves_is_charged(monkeypa
     async def work() -> None:
         world = World()
         pod = world.pod()
-        charge: Any = pod.budgets.charge(CALLER)
+        accounts: Any = pod.budgets.accounts_of(CALLER)
         await asyncio.sleep(3)
         assert not pod.budgets._accounts  # noqa: SLF001
-        (await charge.reserve(1, Deadline.after(1))).charge(0)
+        (await accounts.reserve(1, Deadline.after(1))).charge(0)
         [record] = await world.close()
         assert record.used.requests == 1
 

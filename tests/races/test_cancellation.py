@@ -29,7 +29,7 @@ from openapi_tool.protocol.command import Command, Delivery
 from openapi_tool.protocol.errors import BadRequest, Unavailable
 from openapi_tool.protocol.records import CallRecords, DefinitionRecord
 from openapi_tool.protocol.settlement import Acknowledge, Settlement
-from openapi_tool.quotas.budgets import Charge
+from openapi_tool.quotas.budgets import CallAccounts
 from openapi_tool.service.kernel_parts import consumer_options
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry.spans import WireTracer, shut_down
@@ -523,7 +523,7 @@ def test_remaining_spans_are_exported_before_the_process_ends(run: Run, caplog: 
 
 
 class _SlowJournal:
-    """Charge of a call whose cost is written after `write_s` seconds."""
+    """Accounts of a call whose cost is written after `write_s` seconds."""
 
     note = ""
 
@@ -546,7 +546,7 @@ class _ChargedTools(FakeTools):
     journal: _SlowJournal
 
     async def run(self, _: ToolDefinition, __: Arguments, ___: Deadline, call: Call) -> ToolOutput:
-        call.budget = cast("Charge", self.journal)
+        call.budget = cast("CallAccounts", self.journal)
         await asyncio.sleep(self.upstream_s)
         return ToolOutput((Item("text"),))
 

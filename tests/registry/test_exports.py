@@ -53,7 +53,7 @@ from openapi_tool.tools.exports import (
 from openapi_tool.tools.policy import Authorizer, Denial, Hook, PlannedCall, Policy
 from openapi_tool.tools.registry import stored_row
 from openapi_tool.tools.secret_variables import Secrets
-from openapi_tool.tools.session_scope import SessionScope
+from openapi_tool.tools.session_identities import SessionIdentities
 from openapi_tool.tools.tool_names import camel_case, mangled, name_problem, unmangled
 from tests.conftest import PROJECT, search_tool
 from tests.requirements import requirement
@@ -64,7 +64,7 @@ from tests.wire.conftest import RECORDED_ARGUMENTS, World
 TOOLS = Path(__file__).parent.parent.parent / "config" / "tools"
 EXAMPLE = TOOLS / "example.yaml"
 SECRETS = Secrets({"JINA_API_KEY": "key-one", "DOCS_READER_KEY": "key-two"}, {"JINA_API_KEY", "DOCS_READER_KEY"})
-SCOPE = SessionScope(b"a key of sixteen bytes or more")
+SESSIONS = SessionIdentities(b"a key of sixteen bytes or more")
 RULES = UrlPolicy()
 OPTIONS: dict[str, Any] = {
     "jina": {"tool": "jina.search"},
@@ -297,7 +297,7 @@ def values(schema: Mapping[str, Any], name: str = "") -> st.SearchStrategy[Any]:
 
 def accept(definition: ToolDefinition, arguments: dict[str, Any]) -> None:
     """Run all checks that can refuse a call before the network."""
-    prepared = ArgumentSources(OperatorEnvs(), SECRETS, SCOPE).resolve(definition, tool_call(arguments), identity())
+    prepared = ArgumentSources(OperatorEnvs(), SECRETS, SESSIONS).resolve(definition, tool_call(arguments), identity())
     if requested_cursor(definition, prepared) is not None:
         return
     items = batch_items(definition, prepared, 10)

@@ -54,12 +54,12 @@ from openapi_tool.tools.definition import ToolDefinition, parse_definition
 from openapi_tool.tools.exports import registration
 from openapi_tool.tools.problems import MAX_PROBLEMS
 from openapi_tool.tools.schema import schema_problems
-from openapi_tool.tools.session_scope import SessionScope
+from openapi_tool.tools.session_identities import SessionIdentities
 from tests.answering import ToolsOverTransport, serving
 from tests.requirements import requirement
 from tests.support import definition, identity, resident_bytes, search_output, tool_call
 
-SCOPE = SessionScope(b"k" * 32)
+SESSIONS = SessionIdentities(b"k" * 32)
 RULES = UrlPolicy()
 MAX = 10
 MAY_SET = {
@@ -140,7 +140,7 @@ def calls(draw: st.DrawFn) -> tuple[ToolDefinition, dict[str, Any]]:
 
 
 def prepared(found: ToolDefinition, arguments: dict[str, Any]) -> Arguments:
-    return ArgumentSources(OperatorEnvs(), lambda _: SecretStr("the-key"), SCOPE).resolve(
+    return ArgumentSources(OperatorEnvs(), lambda _: SecretStr("the-key"), SESSIONS).resolve(
         found, tool_call(arguments), identity()
     )
 
@@ -411,7 +411,7 @@ A, B = "https://a.example/x", "https://b.example/"
 def arguments_for(tool: str, values: dict[str, Any], schema: dict[str, Any] | None = None) -> Arguments:
     found = definition({"tool": tool}, parameters=CATALOGUE[tool].schema() if schema is None else schema)
     source = {"JINA_API_KEY": SecretStr("a-key-of-the-test")}.__getitem__
-    return ArgumentSources(OperatorEnvs(), source, SessionScope(b"k" * 32)).resolve(
+    return ArgumentSources(OperatorEnvs(), source, SessionIdentities(b"k" * 32)).resolve(
         found, tool_call(values), identity()
     )
 

@@ -59,7 +59,7 @@ def spent_call(one: ToolRunner, owner: CallIdentity = OWNER, budget: Any = None)
 
 
 class SlowJournal:
-    """Charge of a call whose cost is written once `written` is set."""
+    """Accounts of a call whose cost is written once `written` is set."""
 
     note = ""
 

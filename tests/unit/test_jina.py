@@ -22,6 +22,7 @@ from pydantic import SecretStr
 
 from openapi_tool.jina.egress import ALLOWED_HEADERS
 from openapi_tool.jina.request import UpstreamRequest, build_request, resolve_parameters
+from openapi_tool.jina.response import NothingToShow
 from openapi_tool.local.recordings import Recording, exchanges, load_recordings, parse_request
 from openapi_tool.protocol.errors import BadRequest, ToolError, ToolMisconfigured, UpstreamRejected, UpstreamUnavailable
 from openapi_tool.settings import SettingsError
@@ -48,7 +49,7 @@ def arguments(
     values: dict[str, Any], *, operator: tuple[str, ...] = (), secrets: dict[str, str] | None = None
 ) -> Arguments:
     hidden = {name: SecretStr(value) for name, value in (secrets or {}).items()}
-    return Arguments(values, frozenset(values) - frozenset(operator), hidden, KEY, session="")
+    return Arguments(values, frozenset(values) - frozenset(operator), hidden, KEY, session_identity="")
 
 
 def request(values: dict[str, Any], jina: dict[str, Any] | None = None, **more: Any) -> UpstreamRequest:
@@ -552,7 +553,7 @@ async def test_the_client_shows_a_recorded_answer_whole(name: str) -> None:
     parameters = {"q": "a query", "respondWith": "no-content"} if operation == "search" else {}
     shown = await fetched(recording.status, recording.headers, recording.body, operation, parameters)
     if name == NOTHING_TO_READ:
-        assert isinstance(shown, ToolError)
+        assert isinstance(shown, NothingToShow)
     else:
         assert shown == output(envelope)
 

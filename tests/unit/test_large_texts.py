@@ -137,7 +137,7 @@ async def _described(read: Callable[[], Awaitable[UpstreamResult]]) -> Any:
         outcome = await read()
     except ToolError as error:
         return "raised", error.as_error(), error.retry_after, error.max_retries, error.upstream_status, error.tokens
-    return outcome if isinstance(outcome, ToolOutput) else (outcome.as_error(), outcome.tokens)
+    return outcome if isinstance(outcome, ToolOutput) else (outcome.error.as_error(), outcome.error.tokens)
 
 
 @requirement("memory.limit")

@@ -590,7 +590,7 @@ async def test_limits_that_are_set_or_removed_later_apply_to_all_that_is_sent_fr
         for limiter in (*world.limiters, *world.limiters):
             (await world.permit(limiter)).done(1)
         for limiter in world.limiters:
-            limiter.use(LimitOptions(search_requests_per_minute=10))
+            limiter.apply_options(LimitOptions(search_requests_per_minute=10))
         await asyncio.sleep(0.1)
         assert [shown["used"] for limiter in world.limiters for shown in limiter.snapshot()] == [4, 4]
         refused = 0
@@ -601,7 +601,7 @@ async def test_limits_that_are_set_or_removed_later_apply_to_all_that_is_sent_fr
                 refused += 1
         assert 4 <= refused <= 6
         for limiter in world.limiters:
-            limiter.use(LimitOptions())
+            limiter.apply_options(LimitOptions())
         for limiter in world.limiters * 5:
             (await world.permit(limiter)).done(1)
 

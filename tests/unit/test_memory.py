@@ -29,8 +29,8 @@ from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.deadlines import Deadline
 from openapi_tool.tools.definition import ToolDefinition, parse_definition
-from openapi_tool.tools.output import NO_USAGE, Item, Meter, ToolOutput, Usage, cost
-from openapi_tool.tools.session_scope import SessionScope
+from openapi_tool.tools.output import NO_USAGE, Item, Meter, ToolOutput, Usage
+from openapi_tool.tools.session_identities import SessionIdentities
 from tests.answering import MAX_BYTES, ToolsOverTransport, for_request, serving
 from tests.requirements import requirement
 from tests.support import assert_for_a_model
@@ -414,7 +414,7 @@ async def test_a_small_answer_may_come_as_slowly_as_its_call_allows() -> None:
 
     with ByteSemaphore(1_000_000).for_call() as memory:
         outcome = await _Paced([b'{"data":', b"{}}"], slowly).fetch(for_request(memory))
-    assert cost(outcome).requests == 1
+    assert outcome.usage.requests == 1
 
 
 @requirement("memory.limit")
@@ -552,7 +552,7 @@ async def test_call_does_not_hold_a_shared_response_while_it_waits_for_memory() 
     assert requests > 1
 
 
-SCOPE = SessionScope(b"k" * 32)
+SESSIONS = SessionIdentities(b"k" * 32)
 OUTPUT = ToolOutput((Item("text"),), {"results": []}, Usage(tokens=100, requests=1))
 REQUEST = UpstreamRequest("POST", "s.jina.ai", "/", {"Accept": "application/json"}, b'{"q":"x"}', Expected("search"))
 ENTRY_OVERHEAD_BYTES = 700
@@ -585,7 +585,7 @@ def definition(name: str = "search") -> ToolDefinition:
 
 
 def arguments(project: str, agent: str, alias: str | None) -> Arguments:
-    return Arguments({}, frozenset(), {}, SecretStr(""), SCOPE.identity(project, agent, alias))
+    return Arguments({}, frozenset(), {}, SecretStr(""), SESSIONS.identity(project, agent, alias))
 
 
 @requirement("cache")
@@ -793,6 +793,6 @@ def test_key_depends_on_everything_that_determines_the_response(changed: dict[st
 def test_cache_key_contains_no_secret() -> None:
     secret = "a-proxy-password"
     request = replace(REQUEST, target=f"/{secret}", body=b'{"proxyUrl":"http://user:%s@proxy"}' % secret.encode())
-    key = cache_key(definition(), replace(arguments("p", "a", None), session=secret), request)
+    key = cache_key(definition(), replace(arguments("p", "a", None), session_identity=secret), request)
     assert secret.encode() not in key
     assert len(key) == 32

@@ -35,7 +35,7 @@ from openapi_tool.tools.frames import Part, framed
 from openapi_tool.tools.output import Item, ToolOutput, Usage
 from openapi_tool.tools.result import RenderedResult, success
 from openapi_tool.tools.schema import schema_problems
-from openapi_tool.tools.session_scope import SessionScope
+from openapi_tool.tools.session_identities import SessionIdentities
 from openapi_tool.tools.tokens import estimate_tokens
 from openapi_tool.tools.truncation import ResultLimit, truncate
 from scripts import answers
@@ -50,7 +50,7 @@ PAGE, READER_ARGUMENTS = {"code": 200, "data": {"content": "x"}}, {"url": "https
 
 
 def arguments(values: dict[str, Any]) -> Arguments:
-    return Arguments(values, frozenset(values), {}, SecretStr("a-key-of-the-test"), session="")
+    return Arguments(values, frozenset(values), {}, SecretStr("a-key-of-the-test"), session_identity="")
 
 
 def sent(tool: ToolDefinition, **values: Any) -> dict[str, Any]:
@@ -584,7 +584,9 @@ def _compact(value: Any) -> int:
 def prepared(schema: dict[str, Any], values: dict[str, Any], **args: Any) -> Arguments:
     tool = definition(READER, parameters=schema, args=args)
     source = {"JINA_API_KEY": SecretStr("a-key-of-the-test")}.__getitem__
-    return ArgumentSources(OperatorEnvs(), source, SessionScope(b"k" * 32)).resolve(tool, tool_call(values), identity())
+    return ArgumentSources(OperatorEnvs(), source, SessionIdentities(b"k" * 32)).resolve(
+        tool, tool_call(values), identity()
+    )
 
 
 @requirement("arguments.checked")

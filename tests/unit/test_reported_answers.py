@@ -714,7 +714,7 @@ def test_the_double_takes_every_parameter_of_an_operator(parameter: Parameter) -
         for method in ("GET", "POST"):
             if parameter in table:
                 jina = {**tool, "method": method, "params": {parameter.name: _VALUES[parameter.name]}}
-                given = Arguments(values, frozenset(values), {}, SecretStr("a-key-of-the-test"), session="")
+                given = Arguments(values, frozenset(values), {}, SecretStr("a-key-of-the-test"), session_identity="")
                 sent = build_request(definition(jina), resolve_parameters(definition(jina), given))
                 content = parse_request(sent.host, sent.method, sent.target, sent.headers, sent.body or b"")
                 assert any(name.partition(".")[0] == parameter.name.partition(".")[0] for name, _ in content.options)

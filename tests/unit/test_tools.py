@@ -35,7 +35,7 @@ from openapi_tool.tools.placeholders import PLACEHOLDERS, render
 from openapi_tool.tools.result import RenderedResult, failure, success
 from openapi_tool.tools.schema import schema_problems
 from openapi_tool.tools.secret_variables import MissingVariable, Secret, Secrets
-from openapi_tool.tools.session_scope import SessionScope
+from openapi_tool.tools.session_identities import SessionIdentities
 from openapi_tool.tools.switches import ALL, Switch, Switches, SwitchRecordInvalid
 from openapi_tool.tools.wording import counted
 from tests.requirements import requirement
@@ -43,7 +43,7 @@ from tests.support import TRACE_ID, definition, identity, tool_call
 
 ENVIRONMENT = {"JINA_API_KEY": "key-one", "SEARCH_API_KEY": "key-two", "EXTRA": "extra-value", "PG_DSN": "dsn"}
 SECRETS = Secrets(ENVIRONMENT, {"JINA_API_KEY", "SEARCH_API_KEY", "EXTRA", "UNSET"})
-SCOPE = SessionScope(b"a key of sixteen bytes or more")
+SESSIONS = SessionIdentities(b"a key of sixteen bytes or more")
 SCHEMA = {
     "type": "object",
     "additionalProperties": False,
@@ -69,7 +69,7 @@ def prepare(
     **options: Any,
 ) -> Arguments:
     parameters = options.pop("parameters", None)
-    return ArgumentSources(operator, SECRETS, SCOPE).resolve(
+    return ArgumentSources(operator, SECRETS, SESSIONS).resolve(
         definition(parameters=parameters, **options), tool_call(arguments, *applied), caller or identity()
     )
 
@@ -637,7 +637,7 @@ def test_definition_of_no_built_in_tool_is_refused(jina: dict[str, Any], complai
 
 
 KEY = b"0123456789abcdef"
-CATALOGUE_SCOPE = SessionScope(KEY)
+CATALOGUE_SESSIONS = SessionIdentities(KEY)
 CATALOGUE_SECRETS = Secrets({"JINA_API_KEY": "the-key"}, {"JINA_API_KEY"})
 
 ids = st.text(max_size=30) | st.sampled_from(["a", "a ", "A", "a\u0301", "á", "a,b", 'a","b', "[]", "\u0430", "a\x00"])
@@ -656,7 +656,7 @@ owners = st.tuples(ids, ids, aliases)
 @requirement("session.scoped")
 def test_identities_agree_exactly_where_owner_and_alias_do(one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
     same = [(type(part), part) for part in one] == [(type(part), part) for part in other]
-    assert (CATALOGUE_SCOPE.identity(*one) == CATALOGUE_SCOPE.identity(*other)) == same
+    assert (CATALOGUE_SESSIONS.identity(*one) == CATALOGUE_SESSIONS.identity(*other)) == same
 
 
 @given(st.text(max_size=10), st.text(max_size=10), st.text(max_size=10))
@@ -665,7 +665,7 @@ def test_separator_in_an_id_does_not_make_two_owners_equal(project: str, agent: 
     for separator in ("", "/", ":", '","', "\x00"):
         shifted = (project + separator + agent, alias, "")
         assert (
-            CATALOGUE_SCOPE.identity(project, agent, alias) != CATALOGUE_SCOPE.identity(*shifted)
+            CATALOGUE_SESSIONS.identity(project, agent, alias) != CATALOGUE_SESSIONS.identity(*shifted)
             or (project, agent, alias) == shifted
         )
 
@@ -673,27 +673,27 @@ def test_separator_in_an_id_does_not_make_two_owners_equal(project: str, agent: 
 @given(owners)
 @requirement("session.scoped")
 def test_replicas_with_the_same_key_agree_and_others_do_not(owner: tuple[Any, ...]) -> None:
-    assert SessionScope(KEY).identity(*owner) == CATALOGUE_SCOPE.identity(*owner)
-    assert SessionScope(KEY[::-1]).identity(*owner) != CATALOGUE_SCOPE.identity(*owner)
+    assert SessionIdentities(KEY).identity(*owner) == CATALOGUE_SESSIONS.identity(*owner)
+    assert SessionIdentities(KEY[::-1]).identity(*owner) != CATALOGUE_SESSIONS.identity(*owner)
 
 
 def test_a_short_key_is_refused() -> None:
     with pytest.raises(ValueError, match="16 bytes"):
-        SessionScope(b"short")
+        SessionIdentities(b"short")
 
 
 def session_of(arguments: dict[str, Any], **options: Any) -> str:
     return (
-        ArgumentSources(OperatorEnvs(), CATALOGUE_SECRETS, CATALOGUE_SCOPE)
+        ArgumentSources(OperatorEnvs(), CATALOGUE_SECRETS, CATALOGUE_SESSIONS)
         .resolve(definition(**options), tool_call(arguments), identity())
-        .session
+        .session_identity
     )
 
 
 @requirement("session.scoped")
 def test_the_alias_comes_from_fixed_then_arguments_then_defaults() -> None:
     aliases = ("model", "default", "fixed", None)
-    expected = {alias: CATALOGUE_SCOPE.identity("proj", "agent", alias) for alias in aliases}
+    expected = {alias: CATALOGUE_SESSIONS.identity("proj", "agent", alias) for alias in aliases}
     assert session_of({}) == expected[None]
     assert session_of({"sessionId": "model"}) == expected["model"]
     assert session_of({}, args={"defaults": {"session_id": "default"}}) == expected["default"]

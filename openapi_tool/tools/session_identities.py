@@ -13,7 +13,7 @@ from openapi_tool.protocol.jsontext import JsonValue
 MIN_KEY_BYTES = 16
 
 
-class SessionScope:
+class SessionIdentities:
     """Derives session identities with a key that all replicas share. Raises ValueError for a short key."""
 
     def __init__(self, key: bytes) -> None:

@@ -1,8 +1,9 @@
-"""What a call asks of an earlier, truncated result: its next part, or a search in it."""
+"""What a call asks to be shown: a new result, the next part of an earlier one, or a search in it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from openapi_tool.protocol.jsontext import JsonValue
 from openapi_tool.tools.arguments import (
@@ -24,20 +25,33 @@ from openapi_tool.tools.text_search import SearchRequest, terms
 _MAX_CHARS = {FIND: 200, QUESTION: 500}
 
 
-def requested(definition: ToolDefinition, arguments: Arguments) -> tuple[str | None, int | None, SearchRequest | None]:
-    """Return a call's cursor, limit of the tokens to show, and search, or None.
+class ResultRequest(NamedTuple):
+    """What a call asks to be shown, at most `max_tokens`; without `cursor` it is the result of new requests.
+
+    With a cursor it is the next part of an earlier, truncated result, or what `search` finds in it.
+    """
+
+    cursor: str | None
+    max_tokens: int | None
+    search: SearchRequest | None
+
+
+def result_request(definition: ToolDefinition, arguments: Arguments) -> ResultRequest:
+    """Return what a call asks to be shown.
 
     Raises BadRequest, and ToolMisconfigured for a value that the definition sets.
     """
-    cursor, tokens = requested_cursor(definition, arguments), requested_tokens(definition, arguments)
+    cursor = requested_cursor(definition, arguments)
+    max_tokens = requested_tokens(definition, arguments)
     given = _search_arguments(definition, arguments)
     if problems := list(_search_problems(given, cursor)):
         raise correction_error(list(map(str, problems)))
-    return cursor, tokens, next((SearchRequest(name, str(text)) for name, text in given.items()), None)
+    search = next((SearchRequest(name, str(text)) for name, text in given.items()), None)
+    return ResultRequest(cursor, max_tokens, search)
 
 
 def request_problems(definition: ToolDefinition, arguments: Arguments) -> list[Problem]:
-    """Return the problems for which `requested` would raise."""
+    """Return the problems for which `result_request` would raise."""
     cursor = arguments.values.get(CURSOR)
     has_cursor = cursor not in (None, "") and takes_cursor(definition)
     return [
