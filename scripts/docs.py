@@ -488,7 +488,7 @@ to the trace that the kernel began.
 | `load`, `commit` | client | the two SQL statements of a call; `db.system.name` |
 | `wait for permit` | internal | each wait for a permit of `limits` |
 | `GET`, `POST` | client | each upstream request; {request}; no `url.full`, which would contain the query or the page |
-| `send wakeup` | producer | the doorbell; {wakeup} |
+| `send wakeup` | producer | the doorbell; {doorbell} |
 
 All other spans are children of `execute_tool`. A command that is dead-lettered before its rows were loaded has no span;
 `openapi-tool inspect` shows it.""".format(
@@ -500,7 +500,7 @@ All other spans are children of `execute_tool`. A command that is dead-lettered 
     "`messaging.destination.template`",
     request="`http.request.method`, `server.address`, `server.port`, `url.scheme`, `http.response.status_code`, "
     "`http.request.resend_count`, `error.type`",
-    wakeup="`messaging.system`, `messaging.operation.name`, `messaging.operation.type`, `messaging.destination.name`",
+    doorbell="`messaging.system`, `messaging.operation.name`, `messaging.operation.type`, `messaging.destination.name`",
 ).splitlines()
 
 

@@ -565,19 +565,19 @@ LOSS = (
         "tests/wire/test_storage.py::test_a_recreated_durable_starts_after_the_ack_floor_of_the_old_one",
     ),
     Mutation(
-        "kernel/pipeline/wakeups.py",
+        "kernel/pipeline/doorbell_sender.py",
         "                raise\n",
         "                pass\n",
         "tests/races/test_nats.py::test_a_command_whose_doorbell_fails_is_requeued_until_no_worker_waits",
     ),
     Mutation(
-        "kernel/pipeline/wakeups.py",
+        "kernel/pipeline/doorbell_sender.py",
         "        except NotStored:\n            raise\n",
         "        except NotStored:\n            published = False\n",
         "tests/races/test_nats.py::test_while_no_message_is_stored_a_doorbell_is_never_given_up",
     ),
     Mutation(
-        "kernel/jetstream/doorbells.py",
+        "kernel/jetstream/doorbell_publisher.py",
         "            if why := self._why_not_stored(error):\n",
         "            if (why := self._why_not_stored(error)) and not isinstance(error, _PERMANENT):\n",
         "tests/races/test_nats.py::test_while_no_message_is_stored_a_doorbell_is_never_given_up",

@@ -47,7 +47,7 @@ class Acceptance:
 
 
 @dataclass(frozen=True, slots=True)
-class Wakeup:
+class Doorbell:
     """Doorbell."""
 
     subject: str
@@ -60,7 +60,7 @@ class Report:
     """One tool_result row with its response edge, ready to be written; `actor_id` is the sender, this service.
 
     `context_headers` are those of the waiting turn's row with the report's own trace; by them the worker matches the
-    result to the turn. `wakeup` is published after the commit; None if no worker can be addressed.
+    result to the turn. `doorbell` is published after the commit; None if no worker can be addressed.
     """
 
     acceptance: Acceptance
@@ -72,7 +72,7 @@ class Report:
     context_headers: Mapping[str, str]
     payload: Mapping[str, JsonValue]
     edge_metadata: Mapping[str, JsonValue]
-    wakeup: Wakeup | None
+    doorbell: Doorbell | None
 
     @property
     def project_id(self) -> str:

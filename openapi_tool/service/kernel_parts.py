@@ -15,7 +15,7 @@ from openapi_tool.concurrency.retries import retried
 from openapi_tool.engine.runner import ToolRunner
 from openapi_tool.kernel.jetstream.consumer import CommandConsumer
 from openapi_tool.kernel.jetstream.dead_letters import DeadLetters
-from openapi_tool.kernel.jetstream.doorbells import WakeupPublisher
+from openapi_tool.kernel.jetstream.doorbell_publisher import DoorbellPublisher
 from openapi_tool.kernel.jetstream.durable_monitor import DurableMonitor
 from openapi_tool.kernel.jetstream.fetch_mode import FetchMode
 from openapi_tool.kernel.jetstream.parked_results import parked_results
@@ -85,7 +85,7 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, process_parts: P
         await process_parts.quotas_tried.wait()
     guarded, parked = GuardedStore(kernel, database.breaker), parked_results(client, replicas)
     runner = build_runner(bootstrap, process_parts.upstream, guarded, session_key)
-    doorbells = WakeupPublisher(client)
+    doorbells = DoorbellPublisher(client)
     pipeline = Pipeline(
         PipelineOptions(settings.actor_id, settings.executor, settings.tools),
         dialect_of(settings.protocol.version, settings.actor_id),

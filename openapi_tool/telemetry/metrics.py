@@ -144,7 +144,9 @@ DEAD_LETTERS_DISCARDED = _counter(
     "dead_letters_discarded", "Dead letters discarded because storing them failed.", ("cause",),
     [("denied",), ("full",), ("too_large",), ("unavailable",)],
 )  # fmt: skip
-WAKEUPS_MISSED = _counter("doorbells_missed", "Results without a doorbell; the kernel's scan of the inbox finds them.")
+DOORBELLS_MISSED = _counter(
+    "doorbells_missed", "Results without a doorbell; the kernel's scan of the inbox finds them."
+)
 
 PERMITS_USED = _gauge(
     "permits_used", "Permits of a semaphore in use: connections to database or upstream, TLS handshakes.", ("of",)

@@ -240,9 +240,9 @@ def _children(facts: CallFacts) -> Iterator[_Child]:
     yield from map(_attempt, facts.attempts)
     if facts.commit is not None:
         yield _Child("commit", SpanKind.CLIENT, *facts.commit, {"db.system.name": "postgresql"})
-    if facts.wakeup is not None:
-        sent = _messaging("send") | {"messaging.destination.name": facts.wakeup_subject}
-        yield _Child("send wakeup", SpanKind.PRODUCER, *facts.wakeup, sent)
+    if facts.doorbell is not None:
+        sent = _messaging("send") | {"messaging.destination.name": facts.doorbell_subject}
+        yield _Child("send wakeup", SpanKind.PRODUCER, *facts.doorbell, sent)
 
 
 def _messaging(operation: str) -> Attributes:

@@ -288,7 +288,7 @@ class _Kernel:
             for name, value in {
                 "KernelStore": SimpleNamespace(open=self._open),
                 "connected": lambda _: nullcontext(_client()),
-                "WakeupPublisher": lambda *_: self,
+                "DoorbellPublisher": lambda *_: self,
                 "replica_count": mock.AsyncMock(return_value=1),
                 "answering_stats": lambda *_: nullcontext(),
                 "SwitchMonitor": lambda *_: mock.AsyncMock(),

@@ -30,7 +30,7 @@ from openapi_tool.concurrency.retries import retried
 from openapi_tool.kernel.jetstream import dead_letters, durable_capacity, durable_monitor, leases, parked_results
 from openapi_tool.kernel.jetstream.consumer import CommandConsumer
 from openapi_tool.kernel.jetstream.dead_letters import DeadLetters
-from openapi_tool.kernel.jetstream.doorbells import WakeupPublisher
+from openapi_tool.kernel.jetstream.doorbell_publisher import DoorbellPublisher
 from openapi_tool.kernel.jetstream.durable import _has_quorum
 from openapi_tool.kernel.jetstream.durable_monitor import DurableMonitor
 from openapi_tool.kernel.jetstream.leases import Lease, Leases
@@ -103,7 +103,7 @@ async def stored_on(client: BusClient, replicas: int = 1) -> Stored:
         leases_,
         results,
         DeadLetters(client, Redactor(), replicas),
-        WakeupPublisher(client),
+        DoorbellPublisher(client),
         key,
         replicas,
         health,

@@ -16,7 +16,7 @@ from openapi_tool.nats_client.options import INBOX, DurableOptions
 from openapi_tool.nats_records import replica_statistics, shared_bucket, switches
 from openapi_tool.nats_records import session_key as stored_session_key
 from openapi_tool.nats_records.record_store import BUDGETS, LIMITS
-from openapi_tool.protocol.subjects import wakeup_filter
+from openapi_tool.protocol.subjects import doorbell_filter
 
 _API = "$JS.API"
 _REPLIES = f"{INBOX}.>"
@@ -70,7 +70,7 @@ def executor_permissions(options: DurableOptions, stream: str, *, session_key: b
             f"{_API}.CONSUMER.RESET.{stream}.{options.name}",
             f"$JS.ACK.{stream}.{options.name}.>",
             # Of any channel: the waiting turn's channel may differ from the command's.
-            wakeup_filter(options.version, options.filter_subject.split(".")[2]),  # 2: the project
+            doorbell_filter(options.version, options.filter_subject.split(".")[2]),  # 2: the project
             dead_letters.SUBJECT_PREFIX,  # the whole subject if an earlier version created the stream
             dead_letters.SUBJECT_FILTER,
             replica_statistics.STATS_REPLIES,

@@ -13,7 +13,7 @@ from nats.js.api import StreamInfo
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
 from openapi_tool.kernel.jetstream import dead_letters, leases, parked_results
-from openapi_tool.kernel.jetstream.doorbells import WakeupPublisher
+from openapi_tool.kernel.jetstream.doorbell_publisher import DoorbellPublisher
 from openapi_tool.kernel.jetstream.leases import Leases
 from openapi_tool.nats_client.client import BusClient
 from openapi_tool.nats_client.connection_errors import Denied
@@ -101,7 +101,7 @@ class StorageMonitor:
     leases: Leases
     parked: NatsKvTexts
     dead_letter_stream: dead_letters.DeadLetters
-    doorbells: WakeupPublisher
+    doorbells: DoorbellPublisher
     session_key: bytes | None
     replicas: int
     health: Health

@@ -15,11 +15,11 @@ from openapi_tool.engine.call import Call
 from openapi_tool.engine.runner import ToolRunner
 from openapi_tool.kernel.pipeline.call_result import CallResult
 from openapi_tool.kernel.pipeline.commit import ResultCommitter
+from openapi_tool.kernel.pipeline.doorbell_sender import DoorbellSender
 from openapi_tool.kernel.pipeline.parked_results import ParkedResults
 from openapi_tool.kernel.pipeline.ports import CallSlot, Clock, Kernel, Publisher, Tracer
 from openapi_tool.kernel.pipeline.result_order import ResultOrder
 from openapi_tool.kernel.pipeline.turn_deadline import turn_deadline
-from openapi_tool.kernel.pipeline.wakeups import WakeupSender
 from openapi_tool.options.executor import ExecutorOptions
 from openapi_tool.options.tools import ToolOptions
 from openapi_tool.protocol.cards import artifact_card, read_tool_call, result_card
@@ -105,7 +105,7 @@ class Pipeline:
         self._kernel = kernel
         self._runner = runner
         self._limits = TimeLimits(options.executor, options.tools)
-        self._wakeup = WakeupSender(publisher, clock, self._limits)
+        self._doorbell_sender = DoorbellSender(publisher, clock, self._limits)
         self._tracer = tracer
         self._clock = clock
         self._parked = parked
@@ -235,9 +235,9 @@ class Pipeline:
         if result.parked or delivery.exhausted:
             await self._parked.delete(identity)
         began = time.monotonic()
-        await self._wakeup.send(delivery, identity, delivered.records, report.wakeup)
-        if report.wakeup is not None:
-            facts.wakeup, facts.wakeup_subject = (began, time.monotonic()), report.wakeup.subject
+        await self._doorbell_sender.send(delivery, identity, delivered.records, report.doorbell)
+        if report.doorbell is not None:
+            facts.doorbell, facts.doorbell_subject = (began, time.monotonic()), report.doorbell.subject
         record_finished(facts)
         if delivery.exhausted:
             # The turn has its failed result; the dead letter lets an operator find the command that ended executors.
@@ -284,8 +284,8 @@ class Pipeline:
         ours = earlier.author_id == self._options.actor_id and not earlier.is_deleted
         if ours and earlier.report_headers is not None:
             if earlier.report_status in _UNCLAIMED_STATUSES:
-                wakeup = self._dialect.wakeup(identity.project_id, records.worker_target, earlier.report_headers)
-                await self._wakeup.send(delivery, identity, records, wakeup)
+                doorbell = self._dialect.doorbell(identity.project_id, records.worker_target, earlier.report_headers)
+                await self._doorbell_sender.send(delivery, identity, records, doorbell)
         elif ours and reportable_content(earlier.content):
             acceptance = self._dialect.accept(identity, records)
             with self._tracer.span("report", trace_link(identity, acceptance.waiting_turn), log_ids(identity)) as span:
@@ -296,7 +296,7 @@ class Pipeline:
                 wait = self._order.begin(delivery, identity, acceptance.waiting_turn, slot)
                 write = partial(self._kernel.report, earlier.card_id, report)
                 await self._order.write(wait, write, partial(self._kernel.is_turn_busy, report))
-            await self._wakeup.send(delivery, identity, records, report.wakeup)
+            await self._doorbell_sender.send(delivery, identity, records, report.doorbell)
         log.info(
             "the call already has a result",
             extra={"action": "call.deduplicated", "author_id": short(earlier.author_id or "")} | log_ids(identity),

@@ -10,7 +10,7 @@ from openapi_tool.engine.ports import Artifacts
 from openapi_tool.protocol.cards import ArtifactCard, Card
 from openapi_tool.protocol.command import Command
 from openapi_tool.protocol.records import CallRecords
-from openapi_tool.protocol.report import Report, TurnCondition, Wakeup
+from openapi_tool.protocol.report import Doorbell, Report, TurnCondition
 from openapi_tool.protocol.tracing import TraceLink
 from openapi_tool.quotas.permits import Slot
 from openapi_tool.telemetry.spans import CallSpan
@@ -65,7 +65,7 @@ class ResultStore(Protocol):
 class Publisher(Protocol):
     """Publisher of doorbells."""
 
-    async def publish(self, wakeup: Wakeup) -> bool:
+    async def publish(self, doorbell: Doorbell) -> bool:
         """Publish a doorbell; return False if that is impossible. Raises Unavailable if a retry may work."""
 
 

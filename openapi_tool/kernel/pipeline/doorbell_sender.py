@@ -10,7 +10,7 @@ from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.errors import NotStored, Unavailable
 from openapi_tool.protocol.identity import CallIdentity
 from openapi_tool.protocol.records import CallRecords
-from openapi_tool.protocol.report import Wakeup
+from openapi_tool.protocol.report import Doorbell
 from openapi_tool.telemetry import metrics
 from openapi_tool.tools.deadlines import TimeLimits
 from openapi_tool.tools.declaration import suspend_timeout
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class WakeupSender:
+class DoorbellSender:
     """Publishes doorbells.
 
     In an outage of NATS the next delivery publishes again, so that no slot is blocked; once the worker no longer waits,
@@ -33,10 +33,10 @@ class WakeupSender:
     limits: TimeLimits
 
     async def send(
-        self, delivery: Delivery, identity: CallIdentity, records: CallRecords, wakeup: Wakeup | None
+        self, delivery: Delivery, identity: CallIdentity, records: CallRecords, doorbell: Doorbell | None
     ) -> None:
         """Publish the doorbell. Raises NotStored, and Unavailable in another outage while the worker still waits."""
-        if wakeup is None:
+        if doorbell is None:
             log.error(
                 "cannot publish the doorbell: the agent is not in the roster, or its worker's name is not a valid "
                 "subject token; its result is committed, and the kernel's scan of the inbox finds it",
@@ -44,7 +44,7 @@ class WakeupSender:
             )
             return
         try:
-            published = await self.publisher.publish(wakeup)
+            published = await self.publisher.publish(doorbell)
         except NotStored:
             raise
         except Unavailable as outage:
@@ -59,4 +59,4 @@ class WakeupSender:
                 extra={"action": "doorbell.missed"} | log_ids(identity),
             )
         if not published:
-            metrics.WAKEUPS_MISSED.inc()
+            metrics.DOORBELLS_MISSED.inc()
