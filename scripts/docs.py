@@ -298,6 +298,7 @@ MEANINGS = {
     "call.finished": "The result is committed and the doorbell published. With cost, status and times: `queue_ms` in "
     "the stream, `permit_ms` for a rate limit, `upstream_ms`, `turn_ms` for the worker and other results of the turn.",
     "call.handed_back": "A command that waited or was cancelled was handed back; at debug level: an evicted one.",
+    "command.requeued": "A command could not be answered now and was handed back; the message has the reason.",
     "call.redelivered": "A command was redelivered; at debug level: one that a replica had handed back without a run.",
     "call.running": "A call begins, after its arguments were accepted.",
     "clock.offset": "The local clock differs from that of NATS, whose time the executor uses; synchronize the clock.",

@@ -568,7 +568,7 @@ LOSS = (
         "kernel/pipeline/doorbell_sender.py",
         "                raise\n",
         "                pass\n",
-        "tests/races/test_nats.py::test_a_command_whose_doorbell_fails_is_requeued_until_no_worker_waits",
+        "tests/races/test_nats.py::test_a_command_whose_doorbell_fails_is_handed_back_until_no_worker_waits",
     ),
     Mutation(
         "kernel/pipeline/doorbell_sender.py",

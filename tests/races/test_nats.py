@@ -47,7 +47,7 @@ from openapi_tool.nats_records.switches import change_switches
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.report import Doorbell
-from openapi_tool.protocol.settlement import Acknowledge, Requeue
+from openapi_tool.protocol.settlement import Acknowledge, HandBack
 from openapi_tool.state.nats_kv import NatsKvTexts
 from openapi_tool.telemetry.health import CONSUMER, JETSTREAM, NATS, Health
 from openapi_tool.tools.switches import Switches
@@ -674,7 +674,7 @@ def test_while_no_message_is_stored_a_doorbell_is_never_given_up(cause: Exceptio
         publisher.changed = lambda: changes.append(publisher.outage)
         command = replace(delivery(HEADERS, BODY), published_at=datetime.fromtimestamp(time.time() - 120, UTC))
         handle = pipeline(FakeKernel(schedule), FakeTools(schedule), publisher).handle
-        assert isinstance(await handle(command), Requeue)
+        assert isinstance(await handle(command), HandBack)
         assert await publisher.problem() == publisher.outage == changes[0]
         stream.replies = [None]
         assert await publisher.problem() == ""
@@ -700,11 +700,11 @@ def test_a_limit_of_one_subject_does_not_stop_all_calls(run: Run) -> None:
 
 @pytest.mark.usefixtures("_five_attempts")
 @requirement("answer.doorbell")
-def test_a_command_whose_doorbell_fails_is_requeued_until_no_worker_waits(
+def test_a_command_whose_doorbell_fails_is_handed_back_until_no_worker_waits(
     run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def check() -> None:
-        for age_s, settled, missed in ((0.0, Requeue, 0), (120.0, Acknowledge, 1)):
+        for age_s, settled, missed in ((0.0, HandBack, 0), (120.0, Acknowledge, 1)):
             caplog.clear()
             schedule = Schedule()
             kernel, stream = FakeKernel(schedule), FakeStream([NoStreamResponseError()])

@@ -467,7 +467,7 @@ async def test_a_doorbell_is_retried_while_the_stream_is_unavailable(
     assert missed() == before
     line = requeued(caplog)[0]
     assert (line["project_id"], line["tool_call_id"]) == (call.project_id, call.tool_call_id)
-    assert line["message"].startswith("command requeued: NATS")
+    assert line["message"].startswith("handed a command back: NATS")
 
 
 def requeued(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:

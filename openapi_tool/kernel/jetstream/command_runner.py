@@ -18,7 +18,7 @@ from openapi_tool.kernel.jetstream.leases import Lease, Leases, LeaseTaken
 from openapi_tool.options.executor import ExecutorOptions
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.errors import Unavailable
-from openapi_tool.protocol.settlement import Acknowledge, Requeue, Settlement, StoreDeadLetter
+from openapi_tool.protocol.settlement import Acknowledge, HandBack, Settlement, StoreDeadLetter
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.logs import CALL_FIELDS
 
@@ -111,8 +111,10 @@ class CommandRunner:
         match settlement:
             case Acknowledge():
                 await message.ack()  # if the ack is lost, the redelivered command finds its stored result
-            case Requeue(delay_s, defect, reason):
-                log.info("command requeued: %s", reason, extra={"action": "command.requeued"} | ids_of(work.delivery))
+            case HandBack(delay_s, defect, reason):
+                log.info(
+                    "handed a command back: %s", reason, extra={"action": "command.requeued"} | ids_of(work.delivery)
+                )
                 await self._leases.hand_back(work.delivery, forgive=work.forgive_on_hand_back and not defect)
                 await message.nak(delay=delay_s)
             case _RunLater(retry_in_s) if not work.stale:

@@ -21,7 +21,7 @@ from openapi_tool.tools.wording import short
 
 log = logging.getLogger(__name__)
 
-_RETRY_LIMIT_S = 3.0  # in the slot of the call; then its command is requeued
+_RETRY_LIMIT_S = 3.0  # in the slot of the call; then its command is handed back
 
 _WAIT = wait_exponential_jitter(multiplier=0.1, max=1.0, jitter=0.1)
 _TIMEOUT_S = 2.0  # of one attempt
@@ -45,8 +45,8 @@ class DoorbellPublisher:
     async def publish(self, doorbell: Doorbell) -> bool:
         """Return False if NATS refuses a doorbell permanently.
 
-        Raises Unavailable in an outage, NotStored if JetStream stores none: the command is then requeued, and its next
-        delivery publishes again.
+        Raises Unavailable in an outage, NotStored if JetStream stores none: the command is then handed back, and its
+        next delivery publishes again.
         """
         try:
             return await retried(

@@ -36,7 +36,7 @@ from openapi_tool.protocol.errors import (
 from openapi_tool.protocol.identity import CallIdentity, identify, unidentified
 from openapi_tool.protocol.records import CallRecords, DefinitionRecord, EarlierResult
 from openapi_tool.protocol.report import Acceptance, reportable_content, trace_link
-from openapi_tool.protocol.settlement import Acknowledge, Requeue, Settlement, StoreDeadLetter
+from openapi_tool.protocol.settlement import Acknowledge, HandBack, Settlement, StoreDeadLetter
 from openapi_tool.protocol.tracing import TraceLink
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.calls import CallFacts, record_finished
@@ -125,21 +125,21 @@ class Pipeline:
         except Unavailable as outage:
             metrics.REQUEUED.inc()
             # This reason is logged for each command; the health report logs it once, with the remedy.
-            return Requeue(self._options.executor.requeue_delay_s, reason=outage.problem)
+            return HandBack(self._options.executor.requeue_delay_s, reason=outage.problem)
         except Exception as defect:
             raise_if_cancelled(defect)
             sequence = delivery.stream_sequence
             log.exception("internal error", extra={"action": "call.broken", "stream_sequence": sequence})
             if delivery.exhausted:
                 return StoreDeadLetter("defect", "an internal error of the executor prevented a result", terminate=True)
-            return Requeue(self._options.executor.requeue_delay_s, defect=True, reason="internal error")
+            return HandBack(self._options.executor.requeue_delay_s, defect=True, reason="internal error")
 
     async def _answer(self, delivery: Delivery) -> Settlement:
         """Load the rows of a command, run its call, commit the result. Raises Unanswerable, Unavailable, a defect."""
         received = time.monotonic()
         if delivery.lacks_body and delivery.attempt < MAX_WITHOUT_BODY:
             delay_s = delivery.attempt * self._options.executor.requeue_delay_s
-            return Requeue(delay_s, reason="delivered without its body: the durable has headers_only set")
+            return HandBack(delay_s, reason="delivered without its body: the durable has headers_only set")
         command = self._dialect.decode(delivery)
         call_id = command.identity.tool_call_id or command.card_id
         if call_id is None:  # no record can be found
