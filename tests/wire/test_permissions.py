@@ -221,7 +221,7 @@ async def _write_switches_again(strict: NatsServer, world: World) -> None:
 
 async def _save_floor(strict: NatsServer, durable: Durable) -> None:
     settings = Settings(postgres=DSN, nats=bus(strict))
-    floor = AckFloor(durable.stream, durable.created, FILTER, 1)
+    floor = AckFloor(durable.stream, durable.stream_created, FILTER, 1)
     async with connected(build_bootstrap(settings, {}).bus) as client:
         await shared_bucket().open(client.jetstream())
         await save_ack_floor(client, durable.name, floor)
