@@ -467,7 +467,7 @@ LOSS = (
     ),
     Mutation(
         "kernel/pipeline/pipeline.py",
-        "await self._order.write(wait, write, partial(self._kernel.is_turn_busy, report))",
+        "await self._order.write(wait, PendingReport(self._kernel, earlier.card_id, report))",
         "pass",
         "tests/wire/test_answers.py::test_our_earlier_unreported_result_is_reported_with_a_doorbell",
     ),
@@ -501,7 +501,7 @@ LOSS = (
     Mutation(
         "kernel/pipeline/result_order.py",
         "min(wait.wait_until, progress_at + MAX_STALL_S)",
-        "min(result.wait_until, progress_at + 60)",
+        "min(wait.wait_until, progress_at + 60)",
         "tests/unit/test_executor.py::test_a_row_that_is_never_read_delays_all_results_of_its_turn_by_a_second",
     ),
     Mutation(

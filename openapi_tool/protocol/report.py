@@ -23,6 +23,16 @@ class TurnCondition:
 
     quiet_s: float | None
 
+    @classmethod
+    def no_other_command(cls) -> TurnCondition:
+        """Return the condition for the only command of its step."""
+        return cls(None)
+
+    @classmethod
+    def others_older_than(cls, quiet_s: float) -> TurnCondition:
+        """Return the condition that lets the step have other commands, of this age."""
+        return cls(quiet_s)
+
 
 MAX_DEPTH = 20
 """Recursion depth, the length of the chain of agents that call each other, from which the kernel refuses a report."""

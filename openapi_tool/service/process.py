@@ -140,6 +140,7 @@ async def _serve_kernel(bootstrap: Bootstrap, process: _Process) -> None:
         shutdown.begin()
         background.cancel()  # awaited after the drain: a check of a server that hangs ends only seconds later
         with shutdown.step("drain"):
+            # The last third of the time is for the steps after the drain (`shutdown.py`).
             await parts.consumer.stop(shutdown.calls_left_s, bootstrap.settings.executor.hand_back_s * 2 / 3)
             await cancelled(background)
 

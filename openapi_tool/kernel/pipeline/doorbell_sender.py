@@ -21,11 +21,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DoorbellSender:
-    """Publishes doorbells.
+    """Publishes doorbells, in an outage with the next delivery of the command, so that no slot is blocked.
 
-    In an outage of NATS the next delivery publishes again, so that no slot is blocked; once the worker no longer waits,
-    the kernel's inbox scan finds the result. But while JetStream stores no message no command is fetched, so the next
-    delivery comes after the outage, and publishes the doorbell, however long that took.
+    `Unavailable`: the command is handed back while its worker still waits; later the kernel's inbox scan finds the
+    result. `NotStored`: it is always handed back; nothing is fetched meanwhile, so the next delivery comes after the
+    outage, however long that took.
     """
 
     publisher: Publisher
@@ -58,5 +58,5 @@ class DoorbellSender:
                 outage,
                 extra={"action": "doorbell.missed"} | log_ids(identity),
             )
-        if not published:
+        if not published:  # and never will be: NATS refuses it for good, or no worker waits for it any more
             metrics.DOORBELLS_MISSED.inc()

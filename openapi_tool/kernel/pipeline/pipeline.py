@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from openapi_tool.concurrency.cancellation import raise_if_cancelled, shielded
 from openapi_tool.concurrency.keyed_lock import KeyedLock
@@ -17,6 +16,7 @@ from openapi_tool.kernel.pipeline.call_result import CallResult
 from openapi_tool.kernel.pipeline.commit import ResultCommitter
 from openapi_tool.kernel.pipeline.doorbell_sender import DoorbellSender
 from openapi_tool.kernel.pipeline.parked_results import ParkedResults
+from openapi_tool.kernel.pipeline.pending_write import PendingReport
 from openapi_tool.kernel.pipeline.ports import CallSlot, Clock, Kernel, Publisher, Tracer
 from openapi_tool.kernel.pipeline.result_order import ResultOrder
 from openapi_tool.kernel.pipeline.turn_deadline import turn_deadline
@@ -109,7 +109,8 @@ class Pipeline:
         self._tracer = tracer
         self._clock = clock
         self._parked = parked
-        # Half of the margin: every call ends a whole one before its turn's deadline.
+        # A call ends `commit_margin_s` before its turn's deadline: half of that is for waiting here, half for the
+        # commit.
         max_wait_s = options.executor.commit_margin_s / 2
         self._order = ResultOrder(options.executor.min_result_delay_s, max_wait_s, clock)
         self._committer = ResultCommitter(kernel, parked, self._order, options.executor.commit_retry_timeout_s)
@@ -173,15 +174,14 @@ class Pipeline:
                 # call would get none.
                 parked = await self._parked.find(identity) if earlier_run and not delivery.exhausted else None
                 result = parked or await self._run(delivered)
-                # The larger of two counts that can each be too small: `attempts` ends at MAX_ATTEMPTS, and a request
-                # that identical calls share is in the `spent` of only one of them.
+                # `CommandConsumer._finished` charges the project's fair share with it. It is the larger of two counts
+                # that can each be too small: `attempts` ends at MAX_ATTEMPTS, and a request that identical calls share
+                # is in the `spent` of only one of them.
                 slot.requests = max(call.spent.requests, len(call.attempts))
                 _record_result(facts, call, result)
                 # Release the memory of responses, except what the commit needs.
                 call.memory.release_all_but(COPIES_OF_COMMIT * len(result.artifact.content) if result.artifact else 0)
-                # After a cancellation commit and doorbell get a third of a drain's last seconds (`shutdown.py`).
-                grace_s = self._options.executor.hand_back_s / 3
-                return await shielded(self._commit(delivered, result, span), grace_s)
+                return await shielded(self._commit(delivered, result, span), self._options.executor.commit_grace_s)
 
     async def _run(self, delivered: _Delivered) -> CallResult:
         """Run the call; every failure but Unavailable and CancelledError becomes its result."""
@@ -195,8 +195,8 @@ class Pipeline:
             name, started = delivered.command.function_name, delivered.facts.loaded
             return CallResult(self._runner.failure_result(call, name, cause, started))
         deadline = limits.deadline(self._age_s(delivery), definition.suspend_timeout_s, definition.timeout_s)
-        # Once a call outlasts `worker_timeout_s`, its turn may end before the call's deadline. Without a step id the
-        # results of other calls of the step, which decide that, cannot be found.
+        # Once another call of the step has a result, the turn ends `worker_timeout_s` later, perhaps before our
+        # deadline. Such results are found by step id.
         check_after_s = limits.worker_timeout_left_s(self._age_s(delivery))
         outlasts = limits.may_outlast_worker_timeout(definition.suspend_timeout_s)
         if outlasts and call.identity.step_id is not None and check_after_s < deadline.remaining():
@@ -229,6 +229,7 @@ class Pipeline:
         wait = self._order.begin(delivery, identity, acceptance.waiting_turn, delivered.slot)
         await self._order.wait_for_suspension(wait)
         written = await self._committer.commit(wait, result, card, report)
+        # As if all waits came before the write.
         facts.turn_s, facts.commit = wait.waited_s, (began + wait.waited_s, time.monotonic())
         if not written:
             return await self._settle_refused_commit(delivered, result)
@@ -294,8 +295,7 @@ class Pipeline:
                 )
                 slot = self._slot_of(delivery.stream_sequence)
                 wait = self._order.begin(delivery, identity, acceptance.waiting_turn, slot)
-                write = partial(self._kernel.report, earlier.card_id, report)
-                await self._order.write(wait, write, partial(self._kernel.is_turn_busy, report))
+                await self._order.write(wait, PendingReport(self._kernel, earlier.card_id, report))
             await self._doorbell_sender.send(delivery, identity, records, report.doorbell)
         log.info(
             "the call already has a result",
@@ -306,7 +306,7 @@ class Pipeline:
     async def _settle_refused_commit(self, delivered: _Delivered, result: CallResult) -> Settlement:
         """Settle a call whose commit wrote nothing; if that stays unexplained, park its result."""
         try:
-            settlement = await self._explain_refused_commit(delivered)
+            settlement = await self._settle_by_what_is_stored(delivered)
         except (Exception, asyncio.CancelledError) as failure:
             if isinstance(failure, Unanswerable) or delivered.delivery.exhausted:  # no later delivery would commit it
                 await self._delete_parked(delivered.identity, earlier_run=delivered.earlier_run)
@@ -316,7 +316,7 @@ class Pipeline:
         await self._delete_parked(delivered.identity, earlier_run=delivered.earlier_run)
         return settlement
 
-    async def _explain_refused_commit(self, delivered: _Delivered) -> Settlement:
+    async def _settle_by_what_is_stored(self, delivered: _Delivered) -> Settlement:
         """Settle a call that has another result. Raises Unanswerable if its turn no longer waits, else a defect."""
         records = await self._kernel.load(delivered.command)
         if records.earlier is not None:

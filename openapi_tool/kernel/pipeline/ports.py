@@ -39,7 +39,7 @@ class Kernel(Artifacts, Protocol):
     ) -> bool:
         """Write all rows of a result in one transaction; return False if it was refused.
 
-        `retry` means that an earlier attempt failed. Raises TurnBusy if the `condition` does not hold; None: at once.
+        `retry` means that an earlier attempt failed. Raises TurnBusy if a `condition` is given and does not hold.
         """
 
     async def report(self, card_id: str, report: Report, condition: TurnCondition | None) -> bool:
