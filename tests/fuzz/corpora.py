@@ -287,7 +287,7 @@ class _Kernel:
         with ExitStack() as patches:
             for name, value in {
                 "KernelStore": SimpleNamespace(open=self._open),
-                "connected": lambda _: nullcontext(_client()),
+                "connect_to_nats": mock.AsyncMock(return_value=_client()),
                 "DoorbellPublisher": lambda *_: self,
                 "replica_count": mock.AsyncMock(return_value=1),
                 "answering_stats": lambda *_: nullcontext(),

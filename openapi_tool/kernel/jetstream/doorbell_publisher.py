@@ -37,7 +37,7 @@ class DoorbellPublisher:
     """
 
     client: BusClient
-    stream: Callable[[], str] = field(default=str)
+    stream: Callable[[], str] = field(default=str, init=False)
     changed: Callable[[], None] = field(default=lambda: None, init=False)
     outage: str = field(default="", init=False)
     _unsent: Doorbell | None = field(default=None, init=False)

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from openapi_tool.kernel.jetstream import ack_floor, dead_letters, hand_back, leases, parked_results
+from openapi_tool.kernel.jetstream import ack_floor, dead_letters, hand_back, leases, parked_records
 from openapi_tool.nats_client.client import routed
 from openapi_tool.nats_client.options import INBOX, DurableOptions
 from openapi_tool.nats_records import replica_statistics, shared_bucket, switches
@@ -77,7 +77,7 @@ def executor_permissions(options: DurableOptions, stream: str, *, session_key: b
             returned,
             *_created_stream(dead_letters.STREAM),
             *_bucket(leases.BUCKET, leases.KEYS),
-            *_bucket(parked_results.PARKED_BUCKET, parked_results.PARKED_KEYS),
+            *_bucket(parked_records.PARKED_BUCKET, parked_records.PARKED_KEYS),
             *_bucket(shared_bucket.BUCKET, f"{ack_floor.FLOOR_PREFIX}.{options.name}"),
             *(() if session_key else (f"$KV.{shared_bucket.BUCKET}.{stored_session_key.SESSION_KEY}",)),
             _direct_get(shared_bucket.BUCKET, switches.SWITCHES_KEY),
