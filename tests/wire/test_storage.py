@@ -94,11 +94,8 @@ def redelivered(sequence: int) -> Delivery:
 
 
 async def stored_on(client: BusClient, replicas: int = 1) -> Stored:
-    health, leases_, results = (
-        Health(),
-        Leases(client, 5.0, replicas),
-        parked_records.parked_record_store(client, replicas),
-    )
+    health, leases_ = Health(), Leases(client, 5.0, replicas)
+    results = parked_records.parked_record_store(client, replicas)
     key = await retried(
         lambda: shared_session_key(client, replicas), on=Unavailable, wait=wait_fixed(0.1), stop=stop_after_delay(20)
     )  # as at the start: a new cluster may lose the first replies
