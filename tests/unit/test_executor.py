@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -434,8 +434,8 @@ IN_TURN = TurnCondition.others_older_than(0.06)
 class FakeWrite:
     """Rows to be written, by these functions."""
 
-    write: Callable[[TurnCondition | None], Awaitable[bool]]
-    is_busy: Callable[[float], Awaitable[bool]]
+    write: Callable[[TurnCondition | None], Coroutine[Any, Any, bool]]
+    is_busy: Callable[[float], Coroutine[Any, Any, bool]]
 
 
 def sent(after_ms: float = 0) -> Delivery:
