@@ -200,14 +200,14 @@ _DOORBELL = ("CG-Project-Id", "CG-Channel-Id", "CG-Agent-Id", "CG-Turn-Id", "CG-
 async def _echo(client: Client) -> None:
     """Publish a doorbell for every command at once, without pull and ack, to measure messaging only."""
 
-    async def publish_wakeup(message: Msg) -> None:
+    async def publish_doorbell(message: Msg) -> None:
         headers = message.headers or {}
         project, channel = headers["CG-Project-Id"], headers["CG-Channel-Id"]
         doorbell_headers = {name: headers[name] for name in _DOORBELL}
         subject = f"cg.{VERSION}.{project}.{channel}.cmd.agent.worker_generic.wakeup"
         await client.publish(subject, b"{}", headers=doorbell_headers)
 
-    await client.subscribe(f"cg.{VERSION}.*.*.cmd.tool.{TARGET}.>", cb=publish_wakeup)
+    await client.subscribe(f"cg.{VERSION}.*.*.cmd.tool.{TARGET}.>", cb=publish_doorbell)
 
 
 async def _no_reset(connection: asyncpg.Connection) -> None:

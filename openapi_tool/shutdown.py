@@ -1,7 +1,8 @@
 """The end of `serve`: requested by a signal or a failure, with one deadline for all its steps.
 
 `executor.drain_timeout_s` is the time from the first signal to the end of the process, whatever blocks. Its last part
-(`ExecutorOptions.hand_back_s`: 3 s, or half of a shorter time) is left for the end; each third has a purpose:
+(`ExecutorOptions.hand_back_s`: 3 s, or half of a shorter time) is left for the end; each third has a purpose, the first
+is `commit_grace_s`:
 
     first signal                                                                                     end of the process
     | running calls may finish | commits may finish | results are parked,  | spans and metrics are exported, |

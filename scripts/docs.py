@@ -298,6 +298,7 @@ MEANINGS = {
     "call.finished": "The result is committed and the doorbell published. With cost, status and times: `queue_ms` in "
     "the stream, `permit_ms` for a rate limit, `upstream_ms`, `turn_ms` for the worker and other results of the turn.",
     "call.handed_back": "A command that waited or was cancelled was handed back; at debug level: an evicted one.",
+    "command.requeued": "A command could not be answered now and was handed back; the message has the reason.",
     "call.redelivered": "A command was redelivered; at debug level: one that a replica had handed back without a run.",
     "call.running": "A call begins, after its arguments were accepted.",
     "clock.offset": "The local clock differs from that of NATS, whose time the executor uses; synchronize the clock.",
@@ -488,7 +489,7 @@ to the trace that the kernel began.
 | `load`, `commit` | client | the two SQL statements of a call; `db.system.name` |
 | `wait for permit` | internal | each wait for a permit of `limits` |
 | `GET`, `POST` | client | each upstream request; {request}; no `url.full`, which would contain the query or the page |
-| `send wakeup` | producer | the doorbell; {wakeup} |
+| `send wakeup` | producer | the doorbell; {doorbell} |
 
 All other spans are children of `execute_tool`. A command that is dead-lettered before its rows were loaded has no span;
 `openapi-tool inspect` shows it.""".format(
@@ -500,7 +501,7 @@ All other spans are children of `execute_tool`. A command that is dead-lettered 
     "`messaging.destination.template`",
     request="`http.request.method`, `server.address`, `server.port`, `url.scheme`, `http.response.status_code`, "
     "`http.request.resend_count`, `error.type`",
-    wakeup="`messaging.system`, `messaging.operation.name`, `messaging.operation.type`, `messaging.destination.name`",
+    doorbell="`messaging.system`, `messaging.operation.name`, `messaging.operation.type`, `messaging.destination.name`",
 ).splitlines()
 
 

@@ -467,7 +467,7 @@ LOSS = (
     ),
     Mutation(
         "kernel/pipeline/pipeline.py",
-        "await self._order.write(wait, write, partial(self._kernel.is_turn_busy, report))",
+        "await self._order.write(wait, PendingReport(self._kernel, earlier.card_id, report))",
         "pass",
         "tests/wire/test_answers.py::test_our_earlier_unreported_result_is_reported_with_a_doorbell",
     ),
@@ -501,7 +501,7 @@ LOSS = (
     Mutation(
         "kernel/pipeline/result_order.py",
         "min(wait.wait_until, progress_at + MAX_STALL_S)",
-        "min(result.wait_until, progress_at + 60)",
+        "min(wait.wait_until, progress_at + 60)",
         "tests/unit/test_executor.py::test_a_row_that_is_never_read_delays_all_results_of_its_turn_by_a_second",
     ),
     Mutation(
@@ -565,19 +565,19 @@ LOSS = (
         "tests/wire/test_storage.py::test_a_recreated_durable_starts_after_the_ack_floor_of_the_old_one",
     ),
     Mutation(
-        "kernel/pipeline/wakeups.py",
+        "kernel/pipeline/doorbell_sender.py",
         "                raise\n",
         "                pass\n",
-        "tests/races/test_nats.py::test_a_command_whose_doorbell_fails_is_requeued_until_no_worker_waits",
+        "tests/races/test_nats.py::test_a_command_whose_doorbell_fails_is_handed_back_until_no_worker_waits",
     ),
     Mutation(
-        "kernel/pipeline/wakeups.py",
+        "kernel/pipeline/doorbell_sender.py",
         "        except NotStored:\n            raise\n",
         "        except NotStored:\n            published = False\n",
         "tests/races/test_nats.py::test_while_no_message_is_stored_a_doorbell_is_never_given_up",
     ),
     Mutation(
-        "kernel/jetstream/doorbells.py",
+        "kernel/jetstream/doorbell_publisher.py",
         "            if why := self._why_not_stored(error):\n",
         "            if (why := self._why_not_stored(error)) and not isinstance(error, _PERMANENT):\n",
         "tests/races/test_nats.py::test_while_no_message_is_stored_a_doorbell_is_never_given_up",

@@ -17,10 +17,10 @@ from openapi_tool.cli.kernel import with_nats
 from openapi_tool.cli.output import fail, json_default, print_json, print_line
 from openapi_tool.kernel.jetstream.command_state import (
     CommandState,
-    StoredWakeup,
+    StoredDoorbell,
     commands_of,
     dead_letters_of,
-    wakeups_of,
+    doorbells_of,
     with_holder,
 )
 from openapi_tool.kernel.jetstream.dead_letter_records import without_secrets
@@ -74,7 +74,7 @@ class CallHistory:
     rows: CallRows
     commands: list[CommandState] = field(default_factory=list)
     dead_letters: list[dict[str, Any]] = field(default_factory=list)
-    doorbells: list[StoredWakeup] = field(default_factory=list)
+    doorbells: list[StoredDoorbell] = field(default_factory=list)
 
     def row(self, message_type: str) -> Mapping[str, Any] | None:
         """Return an inbox row."""
@@ -116,7 +116,7 @@ def _inspect(tool_call_id: str, project: str, path: Path | None, *, as_json: boo
         if result_row is None or not result_row["traceparent"]:
             return history
         since = result_row["created_at"]
-        doorbells = await wakeups_of(client, durable, project, result_row["traceparent"], since)
+        doorbells = await doorbells_of(client, durable, project, result_row["traceparent"], since)
         return replace(history, doorbells=doorbells)
 
     history = with_nats(gather, user=NatsUser.INSPECT, database=True)

@@ -272,8 +272,8 @@ class UpstreamConnection(ResponseHandler):
 
 
 def _measured(semaphore: FairSemaphore, name: str) -> FairSemaphore:
-    metrics.PERMITS_USED.labels(name).set_function(lambda: semaphore.used)
-    metrics.PERMITS_WAITING.labels(name).set_function(lambda: semaphore.waiting)
+    metrics.SEMAPHORE_USED.labels(name).set_function(lambda: semaphore.used)
+    metrics.SEMAPHORE_WAITING.labels(name).set_function(lambda: semaphore.waiting)
     return semaphore
 
 

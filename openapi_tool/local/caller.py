@@ -18,7 +18,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.api import StreamConfig
 
-from openapi_tool.local.placed_call import VERSION, PlacedCall, new_call, save_rows, wakeup_key
+from openapi_tool.local.placed_call import VERSION, PlacedCall, doorbell_key, new_call, save_rows
 from openapi_tool.nats_client.client import BusClient
 from openapi_tool.nats_client.options import BusOptions
 from openapi_tool.protocol.errors import Unavailable
@@ -103,7 +103,7 @@ class Caller:
         await self.client.subscribe(subject, cb=self._receive)
 
     async def _receive(self, message: Msg) -> None:
-        doorbell = self._doorbell(wakeup_key(message))
+        doorbell = self._doorbell(doorbell_key(message))
         if not doorbell.done():
             content = {"subject": message.subject, "headers": message.headers, "data": message.data.decode()}
             doorbell.set_result((content, time.time()))
@@ -225,12 +225,12 @@ class Caller:
     async def result(self, call: PlacedCall, timeout_s: float) -> ResultRows:
         """Wait for the doorbell of a call and read its result. Raises TimeoutError."""
         async with asyncio.timeout(timeout_s):
-            doorbell = await self._doorbell(call.wakeup_key)
+            doorbell = await self._doorbell(call.doorbell_key)
         return await self.read_result(call, *doorbell)
 
     async def result_or_row(self, call: PlacedCall, timeout_s: float) -> ResultRows:
         """Wait for the inbox row of a call, then one second for its doorbell. Raises TimeoutError without a row."""
-        doorbell = self._doorbell(call.wakeup_key)
+        doorbell = self._doorbell(call.doorbell_key)
         async with asyncio.timeout(timeout_s):
             while not doorbell.done() and not (await self.read_result(call)).inbox_row:
                 await asyncio.wait([doorbell], timeout=_POLL_S)

@@ -24,7 +24,7 @@ _PUBLISHER_HEADERS = ("CG-Timestamp", "CG-Version", "CG-Msg-Type", "CG-Sender")
 
 @dataclass(frozen=True, slots=True)
 class PlacedCall:
-    """Ids of the rows of a call, and its command; `wakeup_key` is the id in its doorbell."""
+    """Ids of the rows of a call, and its command; `doorbell_key` is the id in its doorbell."""
 
     project_id: str
     channel_id: str
@@ -38,7 +38,7 @@ class PlacedCall:
     subject: str
     headers: Mapping[str, str]
     body: Mapping[str, Any]
-    wakeup_key: str
+    doorbell_key: str
     placed_at: float = field(default_factory=time.time)
 
     @property
@@ -66,7 +66,7 @@ def new_call(project_id: str, channel_id: str, agent_id: str, subject: str, body
         turn_epoch=1,
         card_id=card_id,
         trace_id=trace_id,
-        wakeup_key=trace_id if ids_in_body else turn_id,
+        doorbell_key=trace_id if ids_in_body else turn_id,
         subject=subject,
         headers=headers if ids_in_body else headers | _context_headers(ids),
         body={"tool_call_card_id": card_id, **(_identity_fields(ids) if ids_in_body else {}), **body},
@@ -103,7 +103,7 @@ def _identity_fields(ids: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def wakeup_key(message: Msg) -> str:
+def doorbell_key(message: Msg) -> str:
     """Return the key of a doorbell's call, its turn or else its trace; empty if it names none."""
     headers = message.headers or {}
     if turn_id := headers.get("CG-Turn-Id"):
@@ -131,7 +131,7 @@ async def save_rows(database: asyncpg.Connection, call: PlacedCall) -> None:
         int(call.headers["CG-Recursion-Depth"]),
         call.trace_id,
     )
-    if call.wakeup_key == call.trace_id:  # of a kernel that saves no headers
+    if call.doorbell_key == call.trace_id:  # of a kernel that saves no headers
         return
     await database.execute(
         "insert into state.agent_inbox (inbox_id, project_id, agent_id, channel_id, message_type, enqueue_mode, "

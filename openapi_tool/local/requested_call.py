@@ -14,7 +14,7 @@ from openapi_tool.local.dev import AGENT, MARK, PROJECT, STREAM_MARK, mark_of
 from openapi_tool.local.dev_state import DevError
 from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.protocol.errors import Unanswerable
-from openapi_tool.protocol.subjects import parse_command_subject, wakeup_subject
+from openapi_tool.protocol.subjects import doorbell_subject, parse_command_subject
 
 _SUBJECT = re.compile(r"[^\s.*>{}]+(\.[^\s.*>{}]+)+")
 _NAMES_SHOWN = 20
@@ -53,7 +53,7 @@ async def save_call(caller: Caller, requested: RequestedCall, arguments: Any) ->
     subject = _subject(caller.version, tool, values)
     await _check_stream(caller, subject, anywhere=requested.anywhere)
     try:
-        doorbell = wakeup_subject(caller.version, project_id, requested.channel_id, worker_target)
+        doorbell = doorbell_subject(caller.version, project_id, requested.channel_id, worker_target)
     except ValueError as error:
         raise DevError(str(error)) from None
     await caller.listen(doorbell)

@@ -58,6 +58,11 @@ class ExecutorOptions(Options):
         """Last seconds of a drain, in which no call runs any more (`shutdown.py`)."""
         return min(_MAX_HAND_BACK_S, self.drain_timeout_s / 2)
 
+    @property
+    def commit_grace_s(self) -> float:
+        """First part of `hand_back_s`: after its cancellation a call may commit its result and publish the doorbell."""
+        return self.hand_back_s / 3
+
     @model_validator(mode="after")
     def _leaves_time_to_run(self) -> ExecutorOptions:
         if self.commit_margin_s >= self.worker_timeout_s:

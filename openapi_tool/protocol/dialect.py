@@ -13,7 +13,7 @@ from openapi_tool.protocol.command import Command, Delivery
 from openapi_tool.protocol.identity import CallIdentity, ClaimedIdentity
 from openapi_tool.protocol.jsontext import JsonValue
 from openapi_tool.protocol.records import CallRecords, ResultContent
-from openapi_tool.protocol.report import Acceptance, Report, Wakeup
+from openapi_tool.protocol.report import Acceptance, Doorbell, Report
 from openapi_tool.protocol.subjects import CommandSubject
 from openapi_tool.protocol.tracing import SpanContext
 from openapi_tool.protocol.v1r3 import V1r3
@@ -59,9 +59,9 @@ class Dialect(Protocol):
     ) -> Report:
         """Build the report of a result card, with its doorbell."""
 
-    def wakeup(
+    def doorbell(
         self, project_id: str, worker_target: str | None, context_headers: Mapping[str, JsonValue]
-    ) -> Wakeup | None:
+    ) -> Doorbell | None:
         """Build the doorbell from the headers of a report's row.
 
         Return None if no worker can be addressed: then only the kernel's scan of the inbox finds the result.

@@ -23,6 +23,16 @@ class TurnCondition:
 
     quiet_s: float | None
 
+    @classmethod
+    def no_other_command(cls) -> TurnCondition:
+        """Return the condition for the only command of its step."""
+        return cls(None)
+
+    @classmethod
+    def others_older_than(cls, quiet_s: float) -> TurnCondition:
+        """Return the condition that lets the step have other commands, of this age."""
+        return cls(quiet_s)
+
 
 MAX_DEPTH = 20
 """Recursion depth, the length of the chain of agents that call each other, from which the kernel refuses a report."""
@@ -47,7 +57,7 @@ class Acceptance:
 
 
 @dataclass(frozen=True, slots=True)
-class Wakeup:
+class Doorbell:
     """Doorbell."""
 
     subject: str
@@ -60,7 +70,7 @@ class Report:
     """One tool_result row with its response edge, ready to be written; `actor_id` is the sender, this service.
 
     `context_headers` are those of the waiting turn's row with the report's own trace; by them the worker matches the
-    result to the turn. `wakeup` is published after the commit; None if no worker can be addressed.
+    result to the turn. `doorbell` is published after the commit; None if no worker can be addressed.
     """
 
     acceptance: Acceptance
@@ -72,7 +82,7 @@ class Report:
     context_headers: Mapping[str, str]
     payload: Mapping[str, JsonValue]
     edge_metadata: Mapping[str, JsonValue]
-    wakeup: Wakeup | None
+    doorbell: Doorbell | None
 
     @property
     def project_id(self) -> str:

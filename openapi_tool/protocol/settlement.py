@@ -11,8 +11,8 @@ class Acknowledge:
 
 
 @dataclass(frozen=True, slots=True)
-class Requeue:
-    """Requeue the command for `delay_s` seconds, after an outage or a `defect` of this service.
+class HandBack:
+    """Hand the command back, to be redelivered after `delay_s` seconds; `defect`: because of one of this service.
 
     Only a defect, which may be permanent, counts as a lost run.
     """
@@ -31,4 +31,4 @@ class StoreDeadLetter:
     terminate: bool
 
 
-Settlement = Acknowledge | Requeue | StoreDeadLetter
+Settlement = Acknowledge | HandBack | StoreDeadLetter

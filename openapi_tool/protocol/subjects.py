@@ -67,12 +67,12 @@ def default_durable(version: str, target: str) -> str:
     return f"tool_{target}_openapi_cmd_{version}"
 
 
-def wakeup_filter(version: str, project_id: str) -> str:
+def doorbell_filter(version: str, project_id: str) -> str:
     """Return the subject filter of all doorbells of a project."""
     return f"cg.{version}.{project_id}.*.cmd.agent.*.wakeup"
 
 
-def wakeup_subject(version: str, project_id: str, channel_id: str, worker_target: str) -> str:
+def doorbell_subject(version: str, project_id: str, channel_id: str, worker_target: str) -> str:
     """Return the doorbell subject of an agent's worker. Raises ValueError for an invalid or overlong token.
 
     The server closes the connection on a control line over 4 KiB.

@@ -19,12 +19,12 @@ from openapi_tool.protocol.identity import CallIdentity, ClaimedIdentity
 from openapi_tool.protocol.ids import MAX_ID_BYTES
 from openapi_tool.protocol.jsontext import JsonObject, JsonValue, as_object, loads, storable_text
 from openapi_tool.protocol.records import CallRecords, ResultContent, WaitingTurnRecord
-from openapi_tool.protocol.report import MAX_DEPTH, Acceptance, Report, Wakeup, refuse_reported, trace_headers
-from openapi_tool.protocol.subjects import CommandSubject, parse_command_subject, wakeup_subject
+from openapi_tool.protocol.report import MAX_DEPTH, Acceptance, Doorbell, Report, refuse_reported, trace_headers
+from openapi_tool.protocol.subjects import CommandSubject, doorbell_subject, parse_command_subject
 from openapi_tool.protocol.tracing import SpanContext
 
 # No other inbound headers: Nats-Msg-Id, for example, could make the server drop the doorbell as a duplicate.
-_WAKEUP_HEADERS = (header.DEPTH, header.TRACEPARENT, header.TRACESTATE)
+_DOORBELL_HEADERS = (header.DEPTH, header.TRACEPARENT, header.TRACESTATE)
 
 
 class V1r3:
@@ -100,23 +100,23 @@ class V1r3:
             context_headers=headers,
             payload=payload,
             edge_metadata={"message_type": "tool_result", "inbox_id": inbox_id, "recursion_depth": depth},
-            wakeup=self.wakeup(identity.project_id, acceptance.worker_target, headers),
+            doorbell=self.doorbell(identity.project_id, acceptance.worker_target, headers),
         )
 
-    def wakeup(
+    def doorbell(
         self, project_id: str, worker_target: str | None, context_headers: Mapping[str, JsonValue]
-    ) -> Wakeup | None:
+    ) -> Doorbell | None:
         """Build a doorbell whose body names the agent; its headers are the recursion depth and the report's trace."""
         if worker_target is None:
             return None
         try:
-            subject = wakeup_subject(self.version, project_id, str(context_headers[header.CHANNEL]), worker_target)
+            subject = doorbell_subject(self.version, project_id, str(context_headers[header.CHANNEL]), worker_target)
         except ValueError:  # an invalid token
             return None
         headers = {
-            name: str(context_headers[name]) for name in _WAKEUP_HEADERS if context_headers.get(name) is not None
+            name: str(context_headers[name]) for name in _DOORBELL_HEADERS if context_headers.get(name) is not None
         }
-        return Wakeup(subject, headers, orjson.dumps({"agent_id": context_headers[header.AGENT]}))
+        return Doorbell(subject, headers, orjson.dumps({"agent_id": context_headers[header.AGENT]}))
 
 
 def _identity_in_body(subject: CommandSubject, headers: Mapping[str, str], body: CommandBody) -> ClaimedIdentity:

@@ -13,11 +13,11 @@ from openapi_tool.protocol.errors import ReportRefused
 from openapi_tool.protocol.identity import CONTROL_FIELDS, CallIdentity, ClaimedIdentity, read_identity
 from openapi_tool.protocol.jsontext import JsonObject, JsonValue
 from openapi_tool.protocol.records import CallRecords, ResultContent
-from openapi_tool.protocol.report import MAX_DEPTH, Acceptance, Report, Wakeup, refuse_reported, trace_headers
-from openapi_tool.protocol.subjects import CommandSubject, parse_command_subject, wakeup_subject
+from openapi_tool.protocol.report import MAX_DEPTH, Acceptance, Doorbell, Report, refuse_reported, trace_headers
+from openapi_tool.protocol.subjects import CommandSubject, doorbell_subject, parse_command_subject
 from openapi_tool.protocol.tracing import SpanContext
 
-_WAKEUP_HEADERS = (
+_DOORBELL_HEADERS = (
     header.PROJECT,
     header.CHANNEL,
     header.AGENT,
@@ -101,18 +101,18 @@ class V1r4:
                 "recursion_depth": acceptance.depth,
                 "cg_ctx": _edge_context(context, acceptance, span.trace_id),
             },
-            wakeup=self.wakeup(context[header.PROJECT], acceptance.worker_target, headers),
+            doorbell=self.doorbell(context[header.PROJECT], acceptance.worker_target, headers),
         )
 
-    def wakeup(
+    def doorbell(
         self, project_id: str, worker_target: str | None, context_headers: Mapping[str, JsonValue]
-    ) -> Wakeup | None:
+    ) -> Doorbell | None:
         """Build a doorbell, whose headers do not name the step."""
-        headers = {name: str(context_headers[name]) for name in _WAKEUP_HEADERS if context_headers.get(name)}
+        headers = {name: str(context_headers[name]) for name in _DOORBELL_HEADERS if context_headers.get(name)}
         if worker_target is None or header.CHANNEL not in headers:
             return None
         try:
-            subject = wakeup_subject(self.version, project_id, headers[header.CHANNEL], worker_target)
+            subject = doorbell_subject(self.version, project_id, headers[header.CHANNEL], worker_target)
         except ValueError:  # an invalid token
             return None
         message_headers = {
@@ -121,7 +121,7 @@ class V1r4:
             "CG-Msg-Type": "dict",
             "CG-Sender": _SENDER,
         }
-        return Wakeup(subject, headers | message_headers, b"{}")
+        return Doorbell(subject, headers | message_headers, b"{}")
 
 
 def _depth(headers: Mapping[str, JsonValue]) -> int | None:

@@ -21,9 +21,10 @@ from openapi_tool.jina.transport import Resolver
 from openapi_tool.kernel.jetstream.consumer import CommandConsumer
 from openapi_tool.reloading import Reloader
 from openapi_tool.service.file_limit import file_limit_problem, fit_to_file_limit, health_connections, raise_file_limit
-from openapi_tool.service.kernel_parts import Parts, assemble, run_quotas
+from openapi_tool.service.kernel_parts import Parts, assemble
 from openapi_tool.service.memory import collect_garbage_rarely, set_malloc_thresholds
 from openapi_tool.service.process_parts import ProcessParts, open_process_parts, snapshots
+from openapi_tool.service.quota_parts import run_quotas
 from openapi_tool.settings import PREFIX, Settings, SettingsError
 from openapi_tool.settings.loading import ignored_variables
 from openapi_tool.shutdown import Shutdown, cancelled, end_process
@@ -140,6 +141,7 @@ async def _serve_kernel(bootstrap: Bootstrap, process: _Process) -> None:
         shutdown.begin()
         background.cancel()  # awaited after the drain: a check of a server that hangs ends only seconds later
         with shutdown.step("drain"):
+            # The last third of the time is for the steps after the drain (`shutdown.py`).
             await parts.consumer.stop(shutdown.calls_left_s, bootstrap.settings.executor.hand_back_s * 2 / 3)
             await cancelled(background)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from openapi_tool.bootstrap import Bootstrap, Upstream
 from openapi_tool.isolation.pool import WorkerPool
@@ -49,7 +49,7 @@ class ProcessParts:
     """Parts that need no connection to the kernel.
 
     `limiter` and `budgets` store their records in the NATS of the quotas, by default the kernel's, and use its `clock`;
-    no call runs before `quotas_tried`: it is connected, or unavailable.
+    no call runs before `quotas_connection_settled`: it is connected, or unavailable.
     """
 
     upstream: Upstream
@@ -59,8 +59,7 @@ class ProcessParts:
     budget_records: RecordStore
     clock: ServerClock
     tracer: WireTracer | ExportingTracer
-    statistics: Snapshots
-    quotas_tried: asyncio.Event = field(default_factory=asyncio.Event)
+    quotas_connection_settled: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 def open_process_parts(
@@ -102,13 +101,13 @@ def open_process_parts(
     stack.push_async_callback(pool.aclose)
     pool.start()
     upstream = Upstream(bootstrap, transport, limiter, budgets, isolation=Isolation(pool))
-    return ProcessParts(upstream, limiter, limit_records, budgets, budget_records, clock, tracer, snapshots(bootstrap))
+    return ProcessParts(upstream, limiter, limit_records, budgets, budget_records, clock, tracer)
 
 
-def snapshots(bootstrap: Bootstrap) -> Snapshots:
-    """Return the source of statistics for `top` and the page."""
+def snapshots(bootstrap: Bootstrap, work: Callable[[], Mapping[str, Any]] = dict) -> Snapshots:
+    """Return the source of statistics for `top` and the page; `work` returns the commands of a consumer."""
     limits = {name: attrgetter(name)(bootstrap.settings) for name in _SHOWN_LIMITS}
-    return Snapshots(INSTANCE, bootstrap.health, limits, bootstrap.version, bootstrap.durable.name)
+    return Snapshots(INSTANCE, bootstrap.health, limits, bootstrap.version, bootstrap.durable.name, work)
 
 
 def upstream_transport(bootstrap: Bootstrap, resolver: Resolver | None) -> EgressTransport:

@@ -45,8 +45,8 @@ class CallFacts:
     truncated: bool = False
     turn_s: float = 0.0
     commit: tuple[float, float] | None = None
-    wakeup: tuple[float, float] | None = None
-    wakeup_subject: str = ""
+    doorbell: tuple[float, float] | None = None
+    doorbell_subject: str = ""
     ended: float = 0.0
 
     @property

@@ -144,12 +144,14 @@ DEAD_LETTERS_DISCARDED = _counter(
     "dead_letters_discarded", "Dead letters discarded because storing them failed.", ("cause",),
     [("denied",), ("full",), ("too_large",), ("unavailable",)],
 )  # fmt: skip
-WAKEUPS_MISSED = _counter("doorbells_missed", "Results without a doorbell; the kernel's scan of the inbox finds them.")
+DOORBELLS_MISSED = _counter(
+    "doorbells_missed", "Results without a doorbell; the kernel's scan of the inbox finds them."
+)
 
-PERMITS_USED = _gauge(
+SEMAPHORE_USED = _gauge(
     "permits_used", "Permits of a semaphore in use: connections to database or upstream, TLS handshakes.", ("of",)
 )
-PERMITS_WAITING = _gauge("permits_waiting", "Calls that wait for a permit of a semaphore.", ("of",))
+SEMAPHORE_WAITING = _gauge("permits_waiting", "Calls that wait for a permit of a semaphore.", ("of",))
 RESPONSE_BYTES = _gauge(
     "response_memory_free_bytes", "Free part of the memory for responses, egress.body_budget_bytes."
 )
@@ -220,6 +222,7 @@ EVENT_LOOP_LAG = _histogram(
 )  # fmt: skip
 EVENT_LOOP_TASKS = _gauge("event_loop_tasks", "Tasks of the event loop.")
 MASKED = _counter("masked_values", "Secrets that were masked; `where` is the kind of text.", ("where",))
+# `redact` must not import this module, so it sets the hook there.
 redact.on_masked = lambda where, number: MASKED.labels(where).inc(number)
 LOG_LINES_LIMITED = _counter(
     "log_lines_limited", "Log lines dropped because their project caused too many of an action."
@@ -227,6 +230,7 @@ LOG_LINES_LIMITED = _counter(
 LOG_LINES_DROPPED = _counter(
     "log_lines_dropped", "Log lines dropped: standard error could not be written, or its reader was too slow."
 )
+# Nor must `logs`.
 logs.on_limited, logs.on_dropped = LOG_LINES_LIMITED.inc, LOG_LINES_DROPPED.inc
 SPANS_DROPPED = _counter("spans_dropped", "Spans that were not exported: the queue was full, or export failed.")
 

@@ -239,9 +239,9 @@ def _children(facts: CallFacts) -> Iterator[_Child]:
     yield from map(_attempt_span, facts.attempts)
     if facts.commit is not None:
         yield _Child("commit", SpanKind.CLIENT, *facts.commit, {"db.system.name": "postgresql"})
-    if facts.wakeup is not None:
-        sent = _messaging_attributes("send") | {"messaging.destination.name": facts.wakeup_subject}
-        yield _Child("send wakeup", SpanKind.PRODUCER, *facts.wakeup, sent)
+    if facts.doorbell is not None:
+        sent = _messaging_attributes("send") | {"messaging.destination.name": facts.doorbell_subject}
+        yield _Child("send wakeup", SpanKind.PRODUCER, *facts.doorbell, sent)
 
 
 def _messaging_attributes(operation: str) -> Attributes:

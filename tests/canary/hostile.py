@@ -19,7 +19,7 @@ from typing import Any
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.transport import AiohttpTransport
 from openapi_tool.kernel.jetstream.dead_letters import DeadLetters
-from openapi_tool.kernel.jetstream.doorbells import WakeupPublisher
+from openapi_tool.kernel.jetstream.doorbell_publisher import DoorbellPublisher
 from openapi_tool.kernel.postgres.store import KernelStore
 from openapi_tool.local.executor import main
 from openapi_tool.protocol.v1r4 import V1r4
@@ -95,7 +95,7 @@ FAULT_POINTS: dict[str, tuple[Any, str]] = {
     "transport": (AiohttpTransport, "handle_async_request"),
     "kernel.load": (KernelStore, "load"),
     "kernel.commit": (KernelStore, "commit"),
-    "bus.doorbell": (WakeupPublisher, "publish"),
+    "bus.doorbell": (DoorbellPublisher, "publish"),
     "bus.dead_letters": (DeadLetters, "record"),
 }
 WAYS: dict[str, Callable[[], None]] = {

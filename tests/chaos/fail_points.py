@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from openapi_tool.jina.backend import JinaBackend
-from openapi_tool.kernel.jetstream.doorbells import WakeupPublisher
+from openapi_tool.kernel.jetstream.doorbell_publisher import DoorbellPublisher
 from openapi_tool.kernel.postgres.store import KernelStore
 from openapi_tool.local.executor import main as serve
 from openapi_tool.quotas import account
@@ -41,7 +41,7 @@ def install(folder: Path) -> None:
     patched: Mapping[tuple[type, str], tuple[str | None, str]] = {
         (JinaBackend, "run"): ("before_upstream", "after_upstream"),
         (KernelStore, "commit"): (None, "after_commit"),
-        (WakeupPublisher, "publish"): (None, "after_doorbell"),
+        (DoorbellPublisher, "publish"): (None, "after_doorbell"),
     }
     for (owner, name), (before, after) in patched.items():
         setattr(owner, name, _with_fail_points(folder, getattr(owner, name), before, after))

@@ -19,7 +19,7 @@ import nats.errors
 from nats.js import JetStreamContext
 
 from openapi_tool.local.caller import Caller
-from openapi_tool.local.placed_call import PlacedCall, wakeup_key
+from openapi_tool.local.placed_call import PlacedCall, doorbell_key
 from openapi_tool.protocol.dialect import DEFAULT_VERSION
 from tests.chaos.fail_points import KILLER
 
@@ -40,7 +40,7 @@ _CONSUME = (
     "update state.agent_inbox set status = 'consumed' "
     "where message_type = 'tool_result' and status = 'pending' and {} = any($1)"
 )
-_WORKER, _WAKEUPS_AT_ONCE = "chaos_worker", 100
+_WORKER, _DOORBELLS_AT_ONCE = "chaos_worker", 100
 
 _CONNECT_OPTIONS = {"max_reconnect_attempts": -1, "reconnect_time_wait": 0.25, "ping_interval": 1, "connect_timeout": 1}
 """Detect a frozen server within seconds: otherwise hardly any call would be placed while it is frozen."""
@@ -69,7 +69,7 @@ class Journal:
         self.record(
             call={
                 "tool_call_id": call.tool_call_id,
-                "doorbell": call.wakeup_key,
+                "doorbell": call.doorbell_key,
                 "kind": kind,
                 "query": query,
                 "upstream_s": upstream_s,
@@ -160,8 +160,8 @@ class Load:
         connection = await asyncpg.connect(self._dsn, timeout=_CONNECT_S)
         try:
             jetstream = (await self._connected()).client.jetstream()
-            wakeups = f"cg.{self.version}.*.*.cmd.agent.*.wakeup"
-            worker = await jetstream.pull_subscribe(wakeups, durable=_WORKER, stream=f"cg_cmd_{self.version}")
+            subject = f"cg.{self.version}.*.*.cmd.agent.*.wakeup"
+            worker = await jetstream.pull_subscribe(subject, durable=_WORKER, stream=f"cg_cmd_{self.version}")
             try:
                 while True:
                     await _consume_woken(connection, worker, self.version)
@@ -213,8 +213,8 @@ async def _consume_woken(
 ) -> None:
     column = "agent_turn_id" if version == DEFAULT_VERSION else "trace_id"
     with contextlib.suppress(nats.errors.TimeoutError):  # no doorbell
-        wakeups = await worker.fetch(_WAKEUPS_AT_ONCE, timeout=_CONSUME_S)
-        woken = [wakeup_key(wakeup) for wakeup in wakeups]
+        doorbells = await worker.fetch(_DOORBELLS_AT_ONCE, timeout=_CONSUME_S)
+        woken = [doorbell_key(message) for message in doorbells]
         await connection.execute(_CONSUME.format(column), woken, timeout=_CONNECT_S)
-        for wakeup in wakeups:
-            await wakeup.ack()
+        for message in doorbells:
+            await message.ack()

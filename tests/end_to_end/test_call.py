@@ -403,7 +403,7 @@ def placed(example: Mapping[str, Any]) -> PlacedCall:
         subject=command["subject"],
         headers=command["headers"],
         body=command["body"],
-        wakeup_key=anchor["agent_turn_id"],
+        doorbell_key=anchor["agent_turn_id"],
     )
 
 

@@ -287,8 +287,8 @@ class _Kernel:
         with ExitStack() as patches:
             for name, value in {
                 "KernelStore": SimpleNamespace(open=self._open),
-                "connected": lambda _: nullcontext(_client()),
-                "WakeupPublisher": lambda *_: self,
+                "connect_to_nats": mock.AsyncMock(return_value=_client()),
+                "DoorbellPublisher": lambda *_: self,
                 "replica_count": mock.AsyncMock(return_value=1),
                 "answering_stats": lambda *_: nullcontext(),
                 "SwitchMonitor": lambda *_: mock.AsyncMock(),

@@ -26,7 +26,7 @@ from tests.kernel.test_store import command_of, result_of, v1r3_command_of, v1r3
 from tests.requirements import requirement
 from tests.support import dsn_of
 
-ALONE, IN_TURN = TurnCondition(quiet_s=None), TurnCondition(quiet_s=0)
+ALONE, IN_TURN = TurnCondition.no_other_command(), TurnCondition.others_older_than(0)
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ async def test_a_result_waits_for_the_newest_command_of_its_step_whatever_replic
 ) -> None:
     await add_sibling(caller, call)
     card, report = await loaded(store, call)
-    condition = TurnCondition(quiet_s=0.3)
+    condition = TurnCondition.others_older_than(0.3)
     async with caller.database.transaction():
         await caller.database.execute(
             "update state.agent_inbox set created_at = now() - make_interval(secs => $1) "

@@ -792,7 +792,7 @@ async def test_the_doorbell_of_an_earlier_report_is_built_from_its_row(
     assert earlier is not None
     assert (earlier.author_id, earlier.report_status) == (V1R3_ACTOR, "pending")
     assert (earlier.is_deleted, earlier.is_of_this_call) == (False, True)
-    assert V1R3.wakeup(PROJECT, "worker_generic", earlier.report_headers or {}) == report.wakeup
+    assert V1R3.doorbell(PROJECT, "worker_generic", earlier.report_headers or {}) == report.doorbell
 
 
 @requirement("answer.earlier")

@@ -42,7 +42,7 @@ from openapi_tool.options.tools import ToolOptions
 from openapi_tool.protocol.cards import ArtifactCard, Card
 from openapi_tool.protocol.command import Command, Delivery
 from openapi_tool.protocol.records import Artifact, CallRecords, DefinitionRecord, RequestEdgeRecord
-from openapi_tool.protocol.report import Report, TurnCondition, Wakeup
+from openapi_tool.protocol.report import Doorbell, Report, TurnCondition
 from openapi_tool.protocol.settlement import Settlement
 from openapi_tool.quotas.permits import NoSlot
 from openapi_tool.telemetry.spans import WireTracer
@@ -241,8 +241,8 @@ class FakePublisher:
     schedule: Schedule
     published: list[str] = field(default_factory=list)
 
-    async def publish(self, wakeup: Wakeup) -> bool:
-        await self.schedule.around("doorbell", lambda: self.published.append(wakeup.subject))
+    async def publish(self, doorbell: Doorbell) -> bool:
+        await self.schedule.around("doorbell", lambda: self.published.append(doorbell.subject))
         return True
 
 

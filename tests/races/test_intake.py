@@ -643,6 +643,55 @@ def test_failing_heartbeats_and_overdue_calls_of_a_project_cause_a_limited_numbe
     run(check())
 
 
+@requirement("lease.owner")
+def test_a_redelivered_call_that_hangs_before_its_run_begins_is_cancelled_once_as_overdue(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def check() -> None:
+        scene = Scene()
+
+        async def hang(delivery: Delivery) -> Lease:
+            await asyncio.Event().wait()
+            raise AssertionError(delivery)
+
+        scene.consumer.leases.take = hang  # type: ignore[method-assign]
+        task = scene.deliver(attempt=2)
+        await iterate_loop()
+        scene.consumer._running[task].started_at -= 2 * scene.max_run_s  # noqa: SLF001 - to make it overdue
+        caplog.clear()
+        for _ in range(2):
+            scene.consumer._cancel_overdue()  # noqa: SLF001 - one step of the heartbeats
+        await scene.ended(task)
+        actions = [getattr(record, "action", "") for record in caplog.records]
+        assert (actions.count("call.overdue"), scene.bus.sent()) == (1, [b"-NAK"])
+        assert scene.bus.lost(1) == 1, "the first run; the second had not begun"
+
+    run(check())
+
+
+@requirement("lease.owner")
+def test_a_redelivered_call_that_is_overdue_when_its_run_begins_counts_as_lost(run: Run) -> None:
+    async def check() -> None:
+        scene, hangs = Scene(), asyncio.Event()
+        begin = scene.consumer.leases.begin
+
+        async def begin_late(lease: Lease) -> None:
+            await hangs.wait()
+            await begin(lease)
+
+        scene.consumer.leases.begin = begin_late  # type: ignore[method-assign]
+        task = scene.deliver(attempt=2)
+        await iterate_loop()
+        scene.consumer._running[task].started_at -= 2 * scene.max_run_s  # noqa: SLF001 - to make it overdue
+        scene.consumer._cancel_overdue()  # noqa: SLF001 - one step of the heartbeats
+        await iterate_loop()
+        hangs.set()
+        await scene.ended(task)
+        assert (scene.bus.sent(), scene.bus.lost(1)) == ([b"-NAK"], 2)
+
+    run(check())
+
+
 @requirement("hostile.neighbour", "logs.limits")
 def test_defects_before_a_call_is_loaded_cause_a_limited_number_of_lines_of_its_project(run: Run) -> None:
     async def check() -> None:

@@ -31,11 +31,11 @@ from nats.js.errors import (
 )
 from tenacity import stop_after_attempt, wait_fixed
 
-from openapi_tool.kernel.jetstream import doorbells
+from openapi_tool.kernel.jetstream import doorbell_publisher
 from openapi_tool.kernel.jetstream.ack_floor import AckFloor, load_ack_floor, save_ack_floor
 from openapi_tool.kernel.jetstream.consumer import CommandConsumer
 from openapi_tool.kernel.jetstream.dead_letters import DeadLetters
-from openapi_tool.kernel.jetstream.doorbells import WakeupPublisher
+from openapi_tool.kernel.jetstream.doorbell_publisher import DoorbellPublisher
 from openapi_tool.kernel.jetstream.durable_monitor import DurableMonitor
 from openapi_tool.kernel.jetstream.leases import Lease, Leases, LeaseTaken
 from openapi_tool.kernel.jetstream.storage_check import StorageMonitor
@@ -46,8 +46,8 @@ from openapi_tool.nats_client.server_clock import ServerClock
 from openapi_tool.nats_records.switches import change_switches
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.errors import Unavailable
-from openapi_tool.protocol.report import Wakeup
-from openapi_tool.protocol.settlement import Acknowledge, Requeue
+from openapi_tool.protocol.report import Doorbell
+from openapi_tool.protocol.settlement import Acknowledge, HandBack
 from openapi_tool.state.nats_kv import NatsKvTexts
 from openapi_tool.telemetry.health import CONSUMER, JETSTREAM, NATS, Health
 from openapi_tool.tools.switches import Switches
@@ -151,7 +151,7 @@ def test_a_doorbell_that_is_refused_after_an_outage_is_given_up(run: Run, caplog
             raise errors.pop(0)
 
         client = cast("BusClient", SimpleNamespace(publish_to_stream=publish, is_connected=False))
-        assert not await WakeupPublisher(client).publish(Wakeup("subject", {}, b"{}"))
+        assert not await DoorbellPublisher(client).publish(Doorbell("subject", {}, b"{}"))
         assert not errors
 
     caplog.set_level(logging.DEBUG, "openapi_tool")
@@ -582,7 +582,7 @@ def test_a_bucket_that_does_not_answer_does_not_prevent_creating_others(run: Run
             cast("Leases", SimpleNamespace(records=FakeBucket())),
             cast("NatsKvTexts", FakeBucket()),
             cast("DeadLetters", FakeBucket()),
-            WakeupPublisher(cast("BusClient", server)),
+            DoorbellPublisher(cast("BusClient", server)),
             None,
             1,
             health,
@@ -626,14 +626,14 @@ OUTAGES = (
     nats.errors.TimeoutError(),
     ConnectionResetError(),
 )
-WAKEUP = Wakeup("cg.v1r4.proj.public.cmd.agent.worker.wakeup", HEADERS, b"{}")
+DOORBELL = Doorbell("cg.v1r4.proj.public.cmd.agent.worker.wakeup", HEADERS, b"{}")
 
 
 @pytest.fixture
 def _five_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limit retries to five attempts instead of three seconds, because the machine may be busy."""
-    monkeypatch.setattr(doorbells, "_WAIT", wait_fixed(0.001))
-    monkeypatch.setattr(doorbells, "stop_after_delay", lambda _: stop_after_attempt(5))
+    monkeypatch.setattr(doorbell_publisher, "_WAIT", wait_fixed(0.001))
+    monkeypatch.setattr(doorbell_publisher, "stop_after_delay", lambda _: stop_after_attempt(5))
 
 
 @pytest.mark.usefixtures("_five_attempts")
@@ -642,11 +642,11 @@ def _five_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_doorbell_is_retried_until_the_stream_accepts_it(outage: Exception, run: Run) -> None:
     async def check() -> None:
         stream = FakeStream([outage, outage, None])
-        assert await WakeupPublisher(cast("BusClient", stream)).publish(WAKEUP)
+        assert await DoorbellPublisher(cast("BusClient", stream)).publish(DOORBELL)
         assert (stream.attempts, stream.accepted) == (3, 1)
         stream = FakeStream([outage])
         with pytest.raises(Unavailable):
-            await WakeupPublisher(cast("BusClient", stream)).publish(WAKEUP)
+            await DoorbellPublisher(cast("BusClient", stream)).publish(DOORBELL)
         assert stream.attempts == 5
 
     run(check())
@@ -670,11 +670,11 @@ def test_while_no_message_is_stored_a_doorbell_is_never_given_up(cause: Exceptio
 
     async def check() -> None:
         schedule, stream, changes = Schedule(), FakeStream([cause], is_connected=True), list[str]()
-        publisher = WakeupPublisher(cast("BusClient", stream))
+        publisher = DoorbellPublisher(cast("BusClient", stream))
         publisher.changed = lambda: changes.append(publisher.outage)
         command = replace(delivery(HEADERS, BODY), published_at=datetime.fromtimestamp(time.time() - 120, UTC))
         handle = pipeline(FakeKernel(schedule), FakeTools(schedule), publisher).handle
-        assert isinstance(await handle(command), Requeue)
+        assert isinstance(await handle(command), HandBack)
         assert await publisher.problem() == publisher.outage == changes[0]
         stream.replies = [None]
         assert await publisher.problem() == ""
@@ -690,9 +690,9 @@ def test_while_no_message_is_stored_a_doorbell_is_never_given_up(cause: Exceptio
 def test_a_limit_of_one_subject_does_not_stop_all_calls(run: Run) -> None:
     async def check() -> None:
         cause = ServiceUnavailableError(503, err_code=10077, description="maximum messages per subject exceeded")
-        publisher = WakeupPublisher(cast("BusClient", FakeStream([cause], is_connected=True)))
+        publisher = DoorbellPublisher(cast("BusClient", FakeStream([cause], is_connected=True)))
         with pytest.raises(Unavailable):
-            await publisher.publish(WAKEUP)
+            await publisher.publish(DOORBELL)
         assert publisher.outage == ""
 
     run(check())
@@ -700,15 +700,15 @@ def test_a_limit_of_one_subject_does_not_stop_all_calls(run: Run) -> None:
 
 @pytest.mark.usefixtures("_five_attempts")
 @requirement("answer.doorbell")
-def test_a_command_whose_doorbell_fails_is_requeued_until_no_worker_waits(
+def test_a_command_whose_doorbell_fails_is_handed_back_until_no_worker_waits(
     run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def check() -> None:
-        for age_s, settled, missed in ((0.0, Requeue, 0), (120.0, Acknowledge, 1)):
+        for age_s, settled, missed in ((0.0, HandBack, 0), (120.0, Acknowledge, 1)):
             caplog.clear()
             schedule = Schedule()
             kernel, stream = FakeKernel(schedule), FakeStream([NoStreamResponseError()])
-            publisher = WakeupPublisher(cast("BusClient", stream))
+            publisher = DoorbellPublisher(cast("BusClient", stream))
             published_at = datetime.fromtimestamp(time.time() - age_s, UTC)
             command = replace(delivery(HEADERS, BODY), published_at=published_at)
             settlement = await pipeline(kernel, FakeTools(schedule), publisher).handle(command)

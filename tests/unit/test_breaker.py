@@ -461,7 +461,7 @@ class _Store:
 @requirement("breaker")
 def test_a_commit_that_wrote_nothing_proves_nothing(new_loop: Any) -> None:
     async def test(harness: BreakerHarness) -> None:
-        condition = TurnCondition(quiet_s=None)
+        condition = TurnCondition.no_other_command()
         report: Any = SimpleNamespace(project_id="proj")
         card: Any = None
         given = card, report, None, condition

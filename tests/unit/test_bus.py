@@ -223,7 +223,7 @@ def test_a_shared_request_that_outlives_its_call_takes_no_slot() -> None:
     slots.ended(1)
     slot.sending()
     slot.pause()
-    assert (slots.paused, slots.released, slots.unsent()) == (0, 0, set())
+    assert (slots.paused, slots.without_slot, slots.unsent()) == (0, 0, set())
     slot.resume()
     slots.begin(1, "one")
     slots.of(1).pause()
@@ -248,7 +248,7 @@ def test_calls_of_one_project_that_wait_for_permits_leave_slots_for_others() -> 
     assert not slots.may_begin("one")
     for sequence in range(22):
         slots.ended(sequence)
-    assert (slots.released, slots.may_begin("one")) == (0, True)
+    assert (slots.without_slot, slots.may_begin("one")) == (0, True)
 
 
 @requirement("run.concurrency")

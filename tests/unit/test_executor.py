@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -422,11 +423,19 @@ class Scene:
             return now() < self.read_at
 
         result = self.order.begin(sent(), identity(tool_call_id=call, **ids), waiting or waiting_turn(), slot)
-        assert await self.order.write(result, write, is_busy)
+        assert await self.order.write(result, FakeWrite(write, is_busy))
         return slot
 
 
-IN_TURN = TurnCondition(quiet_s=0.06)
+IN_TURN = TurnCondition.others_older_than(0.06)
+
+
+@dataclass
+class FakeWrite:
+    """Rows to be written, by these functions."""
+
+    write: Callable[[TurnCondition | None], Coroutine[Any, Any, bool]]
+    is_busy: Callable[[float], Coroutine[Any, Any, bool]]
 
 
 def sent(after_ms: float = 0) -> Delivery:
@@ -551,7 +560,7 @@ def test_the_delay_until_the_turn_is_suspended_and_the_wait_for_a_dead_worker_la
         async def is_busy(_: float) -> bool:
             return True
 
-        assert await scene.order.write(result, busy, is_busy)
+        assert await scene.order.write(result, FakeWrite(busy, is_busy))
         assert round(asyncio.get_running_loop().time() * 1000) == 1_000
         assert result.waited_s == pytest.approx(1.0)
 
@@ -617,7 +626,7 @@ def test_a_commit_that_hangs_delays_the_other_results_of_its_turn_by_a_second() 
             return False
 
         first = scene.order.begin(sent(), identity(), waiting_turn(), FakeSlot())
-        hanging = asyncio.create_task(scene.order.write(first, hang, is_free))
+        hanging = asyncio.create_task(scene.order.write(first, FakeWrite(hang, is_free)))
         await asyncio.sleep(0.01)
         await asyncio.gather(*(scene.written_in_order(str(number)) for number in range(3)))
         assert [(condition, at) for _, condition, at in scene.written] == [(None, 1_010)] * 3
@@ -642,7 +651,7 @@ def test_a_result_whose_waits_are_over_is_written_at_once() -> None:
         async def is_busy(_: float) -> bool:
             return True
 
-        assert await scene.order.write(result, write, is_busy)
+        assert await scene.order.write(result, FakeWrite(write, is_busy))
         assert conditions == [None]
 
     run_virtually(check())

@@ -24,7 +24,7 @@ from openapi_tool.protocol.identity import CONTROL_FIELDS, identify
 from openapi_tool.protocol.jsontext import dumps, loads, storable
 from openapi_tool.protocol.records import CardRecord, RequestEdgeRecord, ResultContent, WaitingTurnRecord
 from openapi_tool.protocol.report import Report, trace_link
-from openapi_tool.protocol.subjects import parse_command_subject, wakeup_subject
+from openapi_tool.protocol.subjects import doorbell_subject, parse_command_subject
 from openapi_tool.protocol.tracing import SpanContext, new_span_id, parse_traceparent
 from openapi_tool.protocol.v1r3 import V1r3
 from openapi_tool.tools.placeholders import placeholder_values
@@ -71,9 +71,9 @@ def test_a_subject_that_is_no_tool_command_is_unanswerable(subject: str) -> None
 
 
 @pytest.mark.parametrize("token", ["", "a.b", "a b", "*", ">", "a\n"])
-def test_a_wakeup_subject_takes_no_wildcards_or_separators(token: str) -> None:
+def test_a_doorbell_subject_takes_no_wildcards_or_separators(token: str) -> None:
     with pytest.raises(ValueError, match="token"):
-        wakeup_subject("v1r4", "p", "c", token)
+        doorbell_subject("v1r4", "p", "c", token)
 
 
 @requirement("command.body")
@@ -406,8 +406,8 @@ def test_a_turn_row_gets_the_tool_call_id_and_keeps_the_parents() -> None:
 
 @requirement("answer.doorbell")
 def test_the_doorbell_names_no_step_call_depth_or_parent() -> None:
-    wakeup = V1R4.wakeup("proj", "worker", HEADERS | {"CG-Parent-Step-Id": "p", "tracestate": "v=1"})
-    assert wakeup is not None
+    doorbell = V1R4.doorbell("proj", "worker", HEADERS | {"CG-Parent-Step-Id": "p", "tracestate": "v=1"})
+    assert doorbell is not None
     wanted = {
         "CG-Project-Id",
         "CG-Channel-Id",
@@ -421,8 +421,8 @@ def test_the_doorbell_names_no_step_call_depth_or_parent() -> None:
         "CG-Msg-Type",
         "CG-Sender",
     }
-    assert wakeup.headers.keys() == wanted
-    assert (wakeup.subject, wakeup.body) == ("cg.v1r4.proj.public.cmd.agent.worker.wakeup", b"{}")
+    assert doorbell.headers.keys() == wanted
+    assert (doorbell.subject, doorbell.body) == ("cg.v1r4.proj.public.cmd.agent.worker.wakeup", b"{}")
 
 
 def test_span_ids_are_never_zero_and_always_sixteen_digits() -> None:
@@ -654,10 +654,10 @@ def test_the_doorbell_names_the_agent_and_carries_the_inbound_headers_only() -> 
     message = command_message(V1R3_HEADERS | {"Nats-Msg-Id": "x", "tracestate": "a=b"})
     identity = identify(V1R3.decode(message).identity, call_card())
     report = V1R3.report(V1R3.accept(identity, records(card=call_card())), SPAN, "a=b", "result", CONTENT)
-    assert report.wakeup is not None
-    assert report.wakeup.subject == "cg.v1r3.proj.public.cmd.agent.worker_generic.wakeup"
-    assert orjson.loads(report.wakeup.body) == {"agent_id": "agent"}
-    assert report.wakeup.headers == {
+    assert report.doorbell is not None
+    assert report.doorbell.subject == "cg.v1r3.proj.public.cmd.agent.worker_generic.wakeup"
+    assert orjson.loads(report.doorbell.body) == {"agent_id": "agent"}
+    assert report.doorbell.headers == {
         "CG-Recursion-Depth": "2",
         "traceparent": SPAN.traceparent(),
         "tracestate": "a=b",
@@ -667,7 +667,7 @@ def test_the_doorbell_names_the_agent_and_carries_the_inbound_headers_only() -> 
 @pytest.mark.parametrize("worker_target", [None, "a.b", "", "*"])
 @requirement("v1r3.doorbell")
 def test_no_doorbell_without_a_worker_that_can_be_addressed(worker_target: str | None) -> None:
-    assert report_of(command_message(), worker_target=worker_target).wakeup is None
+    assert report_of(command_message(), worker_target=worker_target).doorbell is None
 
 
 @pytest.mark.parametrize("name", sorted(EXAMPLE))
@@ -685,8 +685,8 @@ def test_the_example_gives_its_payload_edge_and_doorbell(name: str) -> None:
     edge = next(edge for edge in example["edges"] if edge["edge_phase"] == "response")
     assert report.payload == row["payload"]
     assert {**report.edge_metadata, "inbox_id": row["inbox_id"]} == edge["metadata"]
-    assert report.wakeup is not None
+    assert report.doorbell is not None
     (doorbell,) = example["doorbells"]
-    assert report.wakeup.subject == doorbell["subject"]
-    assert report.wakeup.headers == doorbell["headers"]
-    assert report.wakeup.body.decode() == doorbell["data"]
+    assert report.doorbell.subject == doorbell["subject"]
+    assert report.doorbell.headers == doorbell["headers"]
+    assert report.doorbell.body.decode() == doorbell["data"]

@@ -267,7 +267,7 @@ def test_a_span_shows_no_secret_in_name_attributes_events_and_status() -> None:
     tracer = ExportingTracer(exporter, REDACTOR)
     link = TraceLink(PARENT, f"v={SECRET}", None)
     with suppress(ValueError), tracer.span(f"run {SECRET}", link, {"tool_call_id": SECRET}) as span:
-        span.facts = facts(function_name=SECRET, wakeup=(2.0, 3.0), wakeup_subject=f"cg.{SECRET}")
+        span.facts = facts(function_name=SECRET, doorbell=(2.0, 3.0), doorbell_subject=f"cg.{SECRET}")
         raise ValueError(SECRET)
     tracer.shutdown()
     exported, *children = exporter.get_finished_spans()
@@ -327,7 +327,7 @@ def test_each_phase_of_a_call_is_a_child_span_by_the_conventions() -> None:
     exporter = InMemorySpanExporter()
     tracer = ExportingTracer(exporter, REDACTOR, instance="replica-1")
     with tracer.span("execute_tool t", TraceLink(PARENT, "v=1", None), {"tool_call_id": "c"}, -0.5) as span:
-        times_of_end = {"commit": (2.0, 2.5), "wakeup": (2.5, 3.0), "wakeup_subject": "cg.x.wakeup"}
+        times_of_end = {"commit": (2.0, 2.5), "doorbell": (2.5, 3.0), "doorbell_subject": "cg.x.wakeup"}
         span.facts = facts(attempts=ATTEMPTS, permit_waits=[(1.0, 1.0), (1.5, 1.6)], **times_of_end)
     tracer.shutdown()
     call, *children = exporter.get_finished_spans()
@@ -348,8 +348,8 @@ def test_each_phase_of_a_call_is_a_child_span_by_the_conventions() -> None:
     assert first == {**http, "http.response.status_code": 503, "error.type": "upstream_unavailable"}
     assert second == {**http, "http.response.status_code": 200, "http.request.resend_count": 1}
     assert unfinished == {**http, "error.type": "canceled"}
-    wakeup = dict(children[-1].attributes or {})
-    assert (wakeup["messaging.system"], wakeup["messaging.operation.type"]) == ("nats", "send")
+    doorbell = dict(children[-1].attributes or {})
+    assert (doorbell["messaging.system"], doorbell["messaging.operation.type"]) == ("nats", "send")
     assert dict(call.attributes or {})["gen_ai.operation.name"] == "execute_tool"
 
 

@@ -18,7 +18,7 @@ from nats.js.errors import NoKeysError, NotFoundError
 
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.kernel.jetstream.consumer import CommandConsumer
-from openapi_tool.kernel.jetstream.parked_results import PARKED_BUCKET
+from openapi_tool.kernel.jetstream.parked_records import PARKED_BUCKET
 from openapi_tool.local.caller import STREAM, Caller, ResultRows
 from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.local.placed_call import PlacedCall

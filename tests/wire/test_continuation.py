@@ -17,7 +17,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from openapi_tool.kernel.jetstream.parked_results import PARKED_BUCKET
+from openapi_tool.kernel.jetstream.parked_records import PARKED_BUCKET
 from openapi_tool.kernel.pipeline import commit as committing
 from openapi_tool.kernel.pipeline import parked_results
 from openapi_tool.kernel.postgres.store import KernelStore

@@ -18,7 +18,7 @@ from prometheus_client import REGISTRY
 from typer.testing import CliRunner
 
 from openapi_tool.cli import app
-from openapi_tool.kernel.jetstream.command_state import wakeups_of
+from openapi_tool.kernel.jetstream.command_state import doorbells_of
 from openapi_tool.kernel.jetstream.instance import INSTANCE
 from openapi_tool.kernel.jetstream.leases import BUCKET as LEASES
 from openapi_tool.kernel.jetstream.leases import lease_key
@@ -429,7 +429,7 @@ async def test_a_search_for_doorbells_that_ends_early_leaves_no_subscription(wor
     )
     before = set(client._subs)  # noqa: SLF001
     two_hours_ago = datetime.now(UTC) - timedelta(hours=2)  # longer than a doorbell may be late
-    assert await wakeups_of(client, options, PROJECT, "of another call", two_hours_ago) == []
+    assert await doorbells_of(client, options, PROJECT, "of another call", two_hours_ago) == []
     assert set(client._subs) == before  # noqa: SLF001
 
 

@@ -402,9 +402,9 @@ class Pulling:
     def __init__(self, client: BusClient) -> None:
         self.client = client
         self.received: list[Msg] = []
-        self.pull = PullConsumer(client, Durable(STREAM_PULL, DURABLE_PULL), self.free_slots, self.receive)
+        self.pull = PullConsumer(client, Durable(STREAM_PULL, DURABLE_PULL), self.wanted, self.receive)
 
-    def free_slots(self) -> int:
+    def wanted(self) -> int:
         return max(0, SLOTS - len(self.received))
 
     def receive(self, message: Msg) -> bool:

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from openapi_tool.cli import app
 from openapi_tool.kernel.jetstream import dead_letters, leases
-from openapi_tool.kernel.jetstream.parked_results import PARKED_BUCKET
+from openapi_tool.kernel.jetstream.parked_records import PARKED_BUCKET
 from openapi_tool.local.caller import STREAM, Caller
 from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.servers import NatsServer

@@ -23,7 +23,7 @@ from openapi_tool.kernel.jetstream import leases
 from openapi_tool.kernel.jetstream.ack_floor import AckFloor, load_ack_floor, save_ack_floor
 from openapi_tool.kernel.jetstream.dead_letters import DeadLetters
 from openapi_tool.kernel.jetstream.leases import Leases
-from openapi_tool.kernel.jetstream.parked_results import PARKED_BUCKET
+from openapi_tool.kernel.jetstream.parked_records import PARKED_BUCKET
 from openapi_tool.kernel.jetstream.streams import Durable, ensure_durable
 from openapi_tool.kernel.postgres.store import KernelStore
 from openapi_tool.local.caller import STREAM, Caller
@@ -221,7 +221,7 @@ async def _write_switches_again(strict: NatsServer, world: World) -> None:
 
 async def _save_floor(strict: NatsServer, durable: Durable) -> None:
     settings = Settings(postgres=DSN, nats=bus(strict))
-    floor = AckFloor(durable.stream, durable.created, FILTER, 1)
+    floor = AckFloor(durable.stream, durable.stream_created, FILTER, 1)
     async with connected(build_bootstrap(settings, {}).bus) as client:
         await shared_bucket().open(client.jetstream())
         await save_ack_floor(client, durable.name, floor)

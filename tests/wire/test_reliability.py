@@ -18,8 +18,8 @@ from prometheus_client import REGISTRY
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.jina.backend import JinaBackend
 from openapi_tool.jina.byte_semaphore import ByteSemaphore, ResponseMemory, max_call_memory
-from openapi_tool.kernel.jetstream import doorbells
-from openapi_tool.kernel.jetstream.doorbells import WakeupPublisher
+from openapi_tool.kernel.jetstream import doorbell_publisher
+from openapi_tool.kernel.jetstream.doorbell_publisher import DoorbellPublisher
 from openapi_tool.kernel.jetstream.leases import BUCKET, Lease, Leases, LeaseTaken, lease_key
 from openapi_tool.kernel.postgres.store import KernelStore
 from openapi_tool.local.caller import STREAM
@@ -27,7 +27,7 @@ from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.nats_client.connection import connected
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.errors import Unavailable
-from openapi_tool.protocol.report import Wakeup
+from openapi_tool.protocol.report import Doorbell
 from openapi_tool.settings import Settings
 from tests.conftest import PROJECT, reader_tool
 from tests.requirements import requirement
@@ -358,15 +358,15 @@ async def test_calls_wait_if_there_are_fewer_connections_than_calls(world_withou
 async def test_a_doorbell_that_failed_is_sent_by_the_next_delivery(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publish, outages = WakeupPublisher.publish, [True]
+    publish, outages = DoorbellPublisher.publish, [True]
 
-    async def fail_once(self: WakeupPublisher, *wakeup: Any) -> bool:
+    async def fail_once(self: DoorbellPublisher, *doorbell: Any) -> bool:
         if outages:
             outages.pop()
             raise Unavailable("NATS: connection refused")
-        return await publish(self, *wakeup)
+        return await publish(self, *doorbell)
 
-    monkeypatch.setattr(WakeupPublisher, "publish", fail_once)
+    monkeypatch.setattr(DoorbellPublisher, "publish", fail_once)
     outcome = await world.send(await world.place())
     assert (len(outcome.doorbells), outcome.deliveries, len(outcome.upstream_requests)) == (1, 2, 1)
 
@@ -421,8 +421,8 @@ SHORT_TIMEOUTS: dict[str, Any] = {"worker_timeout_s": 3, "commit_margin_s": 0.5,
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doorbells, "_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(doorbells, "_RETRY_LIMIT_S", 0.2)
+    monkeypatch.setattr(doorbell_publisher, "_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(doorbell_publisher, "_RETRY_LIMIT_S", 0.2)
 
 
 async def capture(world: World, subjects: str, **limits: Any) -> None:
@@ -467,7 +467,7 @@ async def test_a_doorbell_is_retried_while_the_stream_is_unavailable(
     assert missed() == before
     line = requeued(caplog)[0]
     assert (line["project_id"], line["tool_call_id"]) == (call.project_id, call.tool_call_id)
-    assert line["message"].startswith("command requeued: NATS")
+    assert line["message"].startswith("handed a command back: NATS")
 
 
 def requeued(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
@@ -486,8 +486,8 @@ async def test_no_responders_is_an_outage_not_a_refusal(stack: EmbeddedStack) ->
         bootstrap = build_bootstrap(Settings(postgres=DSN, nats={"servers": nats_server.url}), {})
         async with connected(bootstrap.bus) as client:
             with pytest.raises(Unavailable, match="NoStreamResponseError"):
-                await doorbells.WakeupPublisher(client).publish(
-                    Wakeup("cg.v1r4.proj.public.cmd.agent.worker.wakeup", {}, b"{}")
+                await DoorbellPublisher(client).publish(
+                    Doorbell("cg.v1r4.proj.public.cmd.agent.worker.wakeup", {}, b"{}")
                 )
 
 

@@ -27,10 +27,10 @@ from typer.testing import CliRunner
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.cli import app
 from openapi_tool.concurrency.retries import retried
-from openapi_tool.kernel.jetstream import dead_letters, durable_capacity, durable_monitor, leases, parked_results
+from openapi_tool.kernel.jetstream import dead_letters, durable_capacity, durable_monitor, leases, parked_records
 from openapi_tool.kernel.jetstream.consumer import CommandConsumer
 from openapi_tool.kernel.jetstream.dead_letters import DeadLetters
-from openapi_tool.kernel.jetstream.doorbells import WakeupPublisher
+from openapi_tool.kernel.jetstream.doorbell_publisher import DoorbellPublisher
 from openapi_tool.kernel.jetstream.durable import _has_quorum
 from openapi_tool.kernel.jetstream.durable_monitor import DurableMonitor
 from openapi_tool.kernel.jetstream.leases import Lease, Leases
@@ -61,7 +61,7 @@ from tests.wire.conftest import DURABLE, World, open_world
 from tests.wire.test_bus import DSN, server
 from tests.wire.test_intake import until
 
-LEASES, SESSIONS, PARKED = f"KV_{leases.BUCKET}", f"KV_{shared_bucket.BUCKET}", f"KV_{parked_results.PARKED_BUCKET}"
+LEASES, SESSIONS, PARKED = f"KV_{leases.BUCKET}", f"KV_{shared_bucket.BUCKET}", f"KV_{parked_records.PARKED_BUCKET}"
 STREAMS = {LEASES, SESSIONS, PARKED, dead_letters.STREAM}
 
 
@@ -94,7 +94,8 @@ def redelivered(sequence: int) -> Delivery:
 
 
 async def stored_on(client: BusClient, replicas: int = 1) -> Stored:
-    health, leases_, results = Health(), Leases(client, 5.0, replicas), parked_results.parked_results(client, replicas)
+    health, leases_ = Health(), Leases(client, 5.0, replicas)
+    results = parked_records.parked_record_store(client, replicas)
     key = await retried(
         lambda: shared_session_key(client, replicas), on=Unavailable, wait=wait_fixed(0.1), stop=stop_after_delay(20)
     )  # as at the start: a new cluster may lose the first replies
@@ -103,7 +104,7 @@ async def stored_on(client: BusClient, replicas: int = 1) -> Stored:
         leases_,
         results,
         DeadLetters(client, Redactor(), replicas),
-        WakeupPublisher(client),
+        DoorbellPublisher(client),
         key,
         replicas,
         health,
@@ -161,7 +162,7 @@ async def test_a_bucket_of_parked_results_created_meanwhile_with_other_options_i
 ) -> None:
     """Two replicas with different limits start at once; the server refuses the second creation."""
     open_bucket = JetStreamContext.key_value  # the only hook between look-up and creation
-    others = [KeyValueConfig(bucket=parked_results.PARKED_BUCKET, ttl=7200)]
+    others = [KeyValueConfig(bucket=parked_records.PARKED_BUCKET, ttl=7200)]
 
     async def create_meanwhile(jetstream: JetStreamContext, bucket: str) -> Any:
         try:
@@ -295,7 +296,7 @@ async def test_check_fails_if_jetstream_stores_nothing(
         client = await nats.connect(nats_server.url)
         jetstream = client.jetstream()
         await jetstream.add_stream(StreamConfig(name=STREAM, subjects=["cg.v1r4.*.*.cmd.*.*.>"]))
-        await jetstream.create_key_value(KeyValueConfig(bucket=parked_results.PARKED_BUCKET, max_value_size=512 * 1024))
+        await jetstream.create_key_value(KeyValueConfig(bucket=parked_records.PARKED_BUCKET, max_value_size=512 * 1024))
         assert await nats_problem(nats_server, monkeypatch) == ""
         with suppress(APIError):
             for _ in range(100):

@@ -18,7 +18,7 @@ from openapi_tool.kernel.jetstream.leases import Lease, Leases, LeaseTaken
 from openapi_tool.options.executor import ExecutorOptions
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.errors import Unavailable
-from openapi_tool.protocol.settlement import Acknowledge, Requeue, Settlement, StoreDeadLetter
+from openapi_tool.protocol.settlement import Acknowledge, HandBack, Settlement, StoreDeadLetter
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.logs import CALL_FIELDS
 
@@ -48,7 +48,8 @@ class _RunLater:
 class CommandRunner:
     """Runs commands with `handle` and settles them.
 
-    A command whose executor died `max_lost_runs` times gets an error result without being run.
+    A command whose executor died `max_lost_runs` times gets an error result without being run. A redelivered run counts
+    as lost from its beginning until it is settled or handed back; so a killed process leaves it counted.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class CommandRunner:
     async def _own_and_handle(self, work: Held) -> Settlement | _RunLater:
         if work.never_run:
             return await self._handle(work.delivery)
-        work.forgive_on_hand_back = False  # until `_begin` counts this run, there is nothing to take off
+        work.forgive_on_hand_back = False  # until `_begin` has counted this run
         lease = await self._leases.take(work.delivery)
         _log_redelivery(work.delivery, lease)
         if isinstance(lease, LeaseTaken):
@@ -103,7 +104,7 @@ class CommandRunner:
 
     async def _begin(self, work: Held, lease: Lease) -> None:
         await self._leases.begin(lease)
-        work.forgive_on_hand_back = True
+        work.forgive_on_hand_back = not work.overdue  # it may have been cancelled meanwhile
 
     async def _settle(self, work: Held, settlement: Settlement | _RunLater) -> None:
         work.settling = True
@@ -111,8 +112,10 @@ class CommandRunner:
         match settlement:
             case Acknowledge():
                 await message.ack()  # if the ack is lost, the redelivered command finds its stored result
-            case Requeue(delay_s, defect, reason):
-                log.info("command requeued: %s", reason, extra={"action": "command.requeued"} | ids_of(work.delivery))
+            case HandBack(delay_s, defect, reason):
+                log.info(
+                    "handed a command back: %s", reason, extra={"action": "command.requeued"} | ids_of(work.delivery)
+                )
                 await self._leases.hand_back(work.delivery, forgive=work.forgive_on_hand_back and not defect)
                 await message.nak(delay=delay_s)
             case _RunLater(retry_in_s) if not work.stale:

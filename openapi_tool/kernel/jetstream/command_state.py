@@ -21,12 +21,12 @@ from openapi_tool.nats_records.replica_statistics import gather_stats
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.dialect import claimed_identity
 from openapi_tool.protocol.headers import TRACEPARENT
-from openapi_tool.protocol.subjects import command_filter, wakeup_filter
+from openapi_tool.protocol.subjects import command_filter, doorbell_filter
 
 _MAX_SEARCHED = 100_000  # messages of the command stream
 _REPLY_TIMEOUT_S = 0.5
 _MAX_CLOCK_SKEW = timedelta(seconds=60)  # clocks of database and NATS differ
-_MAX_WAKEUP_DELAY = timedelta(hours=1)  # after the report: a redelivery of the command publishes the doorbell again
+_MAX_DOORBELL_DELAY = timedelta(hours=1)  # after the report: a redelivery of the command publishes the doorbell again
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ async def _searched(
 
 
 @dataclass(frozen=True, slots=True)
-class StoredWakeup:
+class StoredDoorbell:
     """Stored doorbell message."""
 
     sequence: int
@@ -91,19 +91,19 @@ class StoredWakeup:
     published_at: datetime
 
 
-async def wakeups_of(
+async def doorbells_of(
     client: Client, options: DurableOptions, project_id: str, traceparent: str, reported_at: datetime
-) -> list[StoredWakeup]:
+) -> list[StoredDoorbell]:
     """Return the doorbells of a report, by its `traceparent`. Raises nats.errors.Error."""
-    wakeups: list[StoredWakeup] = []
+    doorbells: list[StoredDoorbell] = []
     # Not closed here, a generator would end its subscription in a task of its own, perhaps after the connection.
-    async with aclosing(_searched(client, options, wakeup_filter(options.version, project_id), reported_at)) as found:
+    async with aclosing(_searched(client, options, doorbell_filter(options.version, project_id), reported_at)) as found:
         async for message in found:
             if message.headers.get(TRACEPARENT) == traceparent:
-                wakeups.append(StoredWakeup(message.sequence, message.subject, message.published_at))
-            if message.published_at > reported_at + _MAX_WAKEUP_DELAY:
+                doorbells.append(StoredDoorbell(message.sequence, message.subject, message.published_at))
+            if message.published_at > reported_at + _MAX_DOORBELL_DELAY:
                 break
-    return wakeups
+    return doorbells
 
 
 async def with_holder(client: Client, options: DurableOptions, state: CommandState) -> CommandState:

@@ -97,7 +97,7 @@ class CommandConsumer:
     @property
     def _free(self) -> int:
         """Number of free slots; negative if paused calls resumed while all slots were in use."""
-        return self._concurrency - len(self._running) + self._slots.released
+        return self._concurrency - len(self._running) + self._slots.without_slot
 
     @property
     def silence_s(self) -> float:
@@ -161,7 +161,7 @@ class CommandConsumer:
         unsent = self._slots.unsent()
         for task, work in self._running.items():
             if work.delivery.stream_sequence in unsent:
-                task.cancel()  # the worker then hands its command back
+                task.cancel()  # `CommandRunner.run` then hands the command back
 
     async def _wait_for_calls(self, heartbeat: asyncio.Task[None], grace_s: float) -> None:
         with suppress(TimeoutError):
@@ -194,7 +194,7 @@ class CommandConsumer:
                 await self._dead_letters.inspect()
                 self._report_new_stream(durable)
                 self.durable = durable
-                self._pull = PullConsumer(self._client, durable, self._free_slots, self._receive)
+                self._pull = PullConsumer(self._client, durable, self._wanted, self._receive)
                 self._look_ahead = LookAhead(self._client, durable, self._look_ahead_batch, self._receive_or_refuse)
                 log.info(
                     "consuming",
@@ -215,8 +215,8 @@ class CommandConsumer:
                 await asyncio.sleep(_RETRY_S)
 
     def _report_new_stream(self, durable: Durable) -> None:
-        before = self.durable.created if self.durable else ""
-        if before and durable.created and before != durable.created:
+        before = self.durable.stream_created if self.durable else ""
+        if before and durable.stream_created and before != durable.stream_created:
             log.warning(
                 "the stream %s was deleted and created again: the commands that it held are lost",
                 durable.stream,
@@ -245,7 +245,8 @@ class CommandConsumer:
         """Use the durable's AckWait for heartbeats and leases."""
         self._heartbeats.ack_wait_s = self.leases.duration_s = seconds
 
-    def _free_slots(self) -> int:
+    def _wanted(self) -> int:
+        """Return the number of commands to fetch for free slots."""
         mode = self._mode()
         if mode is FetchMode.UNLIMITED:
             return max(0, self._free - self._intake.waiting)
@@ -260,8 +261,11 @@ class CommandConsumer:
 
     @property
     def _may_run(self) -> bool:
-        """A slot is free, or some project holds more than 7/8 of them (ADR 6)."""
-        return self._free > 0 or self._free + self._slots.excess > 0
+        """A slot is free, or would be if no project held more than 7/8 of them.
+
+        Others may then begin as many calls without one (ADR 6).
+        """
+        return self._free + self._slots.excess > 0
 
     @property
     def _may_probe(self) -> bool:
@@ -333,15 +337,14 @@ class CommandConsumer:
             await self._heartbeats.send(list(self._intake.held.values()))
 
     def _cancel_overdue(self) -> None:
-        """Cancel calls that run longer than all time limits, which is a defect; each counts as a lost run."""
+        """Cancel calls that run longer than all time limits, which is a defect; a run that began counts as lost."""
         for task, work in self._running.items():
-            # The flag is False after the first cancellation, so no call is cancelled twice.
-            if time.monotonic() - work.started_at > self._options.max_run_s and work.forgive_on_hand_back:
+            if not work.overdue and time.monotonic() - work.started_at > self._options.max_run_s:
                 log.error(
                     "a call exceeded every time limit and is cancelled",
                     extra={"action": "call.overdue"} | ids_of(work.delivery),
                 )
-                work.forgive_on_hand_back = False
+                work.overdue, work.forgive_on_hand_back = True, False
                 task.cancel()
 
 

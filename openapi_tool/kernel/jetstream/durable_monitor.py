@@ -180,10 +180,11 @@ class DurableMonitor:
             return  # with a wrong filter the floor may be past commands that were never delivered
         self._valid_floor = state.ack_floor
         now = time.monotonic()
-        if not durable.created or state.ack_floor <= self._saved_floor or now - self._saved_at < _SAVE_FLOOR_INTERVAL_S:
+        saved_lately = now - self._saved_at < _SAVE_FLOOR_INTERVAL_S
+        if not durable.stream_created or state.ack_floor <= self._saved_floor or saved_lately:
             return
         self._saved_at = now
-        floor = AckFloor(durable.stream, durable.created, self._options.filter_subject, state.ack_floor)
+        floor = AckFloor(durable.stream, durable.stream_created, self._options.filter_subject, state.ack_floor)
         try:
             await save_ack_floor(self._client, durable.name, floor)
         except Unavailable as error:

@@ -32,6 +32,7 @@ class Held:
     last_progress_ack: float
     stale: bool = False  # the server may have redelivered it elsewhere
     forgive_on_hand_back: bool = True  # handing it back takes this run off the count of lost runs
+    overdue: bool = False  # it ran longer than all time limits and was cancelled
     settling: bool = False  # its settlement is decided
     probe: bool = False  # it tests whether calls can be committed again
     lease: Lease | None = None

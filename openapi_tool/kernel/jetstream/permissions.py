@@ -10,13 +10,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from openapi_tool.kernel.jetstream import ack_floor, dead_letters, hand_back, leases, parked_results
+from openapi_tool.kernel.jetstream import ack_floor, dead_letters, hand_back, leases, parked_records
 from openapi_tool.nats_client.client import routed
 from openapi_tool.nats_client.options import INBOX, DurableOptions
 from openapi_tool.nats_records import replica_statistics, shared_bucket, switches
 from openapi_tool.nats_records import session_key as stored_session_key
 from openapi_tool.nats_records.record_store import BUDGETS, LIMITS
-from openapi_tool.protocol.subjects import wakeup_filter
+from openapi_tool.protocol.subjects import doorbell_filter
 
 _API = "$JS.API"
 _REPLIES = f"{INBOX}.>"
@@ -70,14 +70,14 @@ def executor_permissions(options: DurableOptions, stream: str, *, session_key: b
             f"{_API}.CONSUMER.RESET.{stream}.{options.name}",
             f"$JS.ACK.{stream}.{options.name}.>",
             # Of any channel: the waiting turn's channel may differ from the command's.
-            wakeup_filter(options.version, options.filter_subject.split(".")[2]),  # 2: the project
+            doorbell_filter(options.version, options.filter_subject.split(".")[2]),  # 2: the project
             dead_letters.SUBJECT_PREFIX,  # the whole subject if an earlier version created the stream
             dead_letters.SUBJECT_FILTER,
             replica_statistics.STATS_REPLIES,
             returned,
             *_created_stream(dead_letters.STREAM),
             *_bucket(leases.BUCKET, leases.KEYS),
-            *_bucket(parked_results.PARKED_BUCKET, parked_results.PARKED_KEYS),
+            *_bucket(parked_records.PARKED_BUCKET, parked_records.PARKED_KEYS),
             *_bucket(shared_bucket.BUCKET, f"{ack_floor.FLOOR_PREFIX}.{options.name}"),
             *(() if session_key else (f"$KV.{shared_bucket.BUCKET}.{stored_session_key.SESSION_KEY}",)),
             _direct_get(shared_bucket.BUCKET, switches.SWITCHES_KEY),

@@ -58,25 +58,26 @@ def _server_status(message: Msg) -> str | None:
 
 
 class PullConsumer:
-    """Keeps requests open for `free_slots()` messages; `receive` returns False for one that is not JetStream's."""
+    """Keeps requests open for `wanted()` messages; `receive` returns False for one that is not JetStream's."""
 
     def __init__(
         self,
         client: BusClient,
         durable: Durable,
-        free_slots: Callable[[], int],
+        wanted: Callable[[], int],
         receive: Callable[[Msg], bool],
     ) -> None:
         self._client = client
         self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{durable.stream}.{durable.name}"
-        self._free_slots = free_slots
+        self._wanted = wanted
         self._receive = receive
         self._inbox = ""
         self._subscription: Subscription | None = None
         self._requested = 0  # messages of open requests that have not arrived
-        self._max_free_slots = 1  # so far
+        self._max_wanted = 1  # so far
         self._requested_at = time.monotonic()
-        # While requests are open, the last answer, else the first request: further requests are no sign of life.
+        # Time of the last answer to an open request, or of the first request if none was answered; None without one.
+        # Further requests do not reset it.
         self._unanswered_since: float | None = None
         self._renew_requested = False
         self._wake = asyncio.Event()
@@ -120,8 +121,8 @@ class PullConsumer:
             await self._unsubscribe()
 
     def _must_resubscribe(self) -> bool:
-        """Return whether the open request may be lost, or exceeds the free slots: it cannot be reduced."""
-        return self._renew_requested or self._reconnected or 0 < self._requested > self._free_slots()
+        """Return whether the open request may be lost, or is for more than is wanted: it cannot be reduced."""
+        return self._renew_requested or self._reconnected or self._requested > self._wanted()
 
     @property
     def _reconnected(self) -> bool:
@@ -141,8 +142,8 @@ class PullConsumer:
         self._renew_requested = False
         await self._unsubscribe()
         self._requested = 0
-        if self._reconnected or not self._free_slots():
-            self._unanswered_since = None
+        if self._reconnected or not self._wanted():
+            self._unanswered_since = None  # else kept: `silence_s` grows over all renewals until the server answers
         await self._subscribe()
 
     async def _unsubscribe(self) -> None:
@@ -152,12 +153,12 @@ class PullConsumer:
             await unsubscribe(self._client, subscription)
 
     async def _top_up(self) -> None:
-        free = self._free_slots()
-        self._max_free_slots = max(self._max_free_slots, free)
-        missing = free - self._requested
+        wanted = self._wanted()
+        self._max_wanted = max(self._max_wanted, wanted)
+        missing = wanted - self._requested
         if missing <= 0 or not self._client.is_connected or time.monotonic() < self._paused_until:
             return
-        if self._requested and missing * _TOP_UP_DIVISOR < self._max_free_slots:
+        if self._requested and missing * _TOP_UP_DIVISOR < self._max_wanted:
             return
         request = {
             "batch": missing,
@@ -184,11 +185,12 @@ class PullConsumer:
         status = _server_status(message)
         if status is None:
             self._refusals = 0
-            self._requested = max(0, self._requested - self._receive(message))  # minus 1, or 0 for a foreign message
+            if self._receive(message):
+                self._requested = max(0, self._requested - 1)
         elif status != StatusCode.CONTROL_MESSAGE:  # which is a heartbeat
             self._request_ended(status, message.headers or {})
         self._unanswered_since = time.monotonic() if self._requested else None
-        if self._free_slots() > self._requested:
+        if self._wanted() > self._requested:
             self._wake.set()
 
     def _request_ended(self, status: str, headers: dict[str, str]) -> None:

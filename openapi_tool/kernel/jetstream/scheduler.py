@@ -94,8 +94,8 @@ class FairScheduler:
     def finished(self, work: Held, cost: float) -> None:
         """Charge project and agent with the cost of a command beyond the one request that `next` has charged.
 
-        A command without any costs a tenth of a request: at full cost, expired commands would use up their project's
-        share; at no cost, a flood of invalid calls would occupy all slots.
+        A command that made no request is charged a tenth of one: at full cost, expired commands would use up their
+        project's share; at no cost, a flood of invalid calls would occupy all slots.
         """
         if cost != 1:
             self._projects.charge(work.claimed_agent, max(cost, _MIN_COST) - 1)
@@ -138,8 +138,8 @@ class _Fifo:
 class _Flow:
     """Flow of a fair queue: one project, or one agent of it.
 
-    `memory_bytes` is 0 only if no command waits. The next is due at the virtual time `start`; a request takes `step` (1
-    / weight). `entry_number` is that of its valid entry in the heap, or 0.
+    `length` and `memory_bytes` are of its waiting commands. The next is due at the virtual time `start`; a request
+    takes `step` (1 / weight). `entry_number` is that of its valid entry in the heap, or 0.
     """
 
     __slots__ = ("entry_number", "length", "memory_bytes", "queue", "start", "step")
@@ -157,8 +157,8 @@ class _FlowQueue:
     """Start-time fair queueing (Goyal, Vin and Cheng, 1996) over flows with `weights`, by default 1.
 
     The flow with the earliest start is served next; its start advances by cost / weight. Virtual time is the start of
-    the flow served last, and the earliest start of an idle flow that gets a command. With `levels` above 1 each flow is
-    itself a fair queue, over the next element of the path.
+    the flow served last. A flow that was idle starts there at the earliest. With `levels` above 1 each flow is itself a
+    fair queue, over the next element of the path.
     """
 
     def __init__(self, levels: int, weights: Mapping[str, float] = _EQUAL_WEIGHTS) -> None:
@@ -193,7 +193,7 @@ class _FlowQueue:
         flow.memory_bytes -= work.memory_bytes
         flow.length -= 1
         flow.start += flow.step
-        if flow.memory_bytes:
+        if flow.length:
             self._enqueue(name, flow)
         elif len(self._flows) > len(self._due) + _MAX_IDLE_FLOWS:
             self._drop_idle_flows()
@@ -205,7 +205,7 @@ class _FlowQueue:
         work = flow.queue.drop()
         flow.memory_bytes -= work.memory_bytes
         flow.length -= 1
-        if not flow.memory_bytes and flow.start <= self._virtual_time:  # a later start is a charge to remember
+        if not flow.length and flow.start <= self._virtual_time:  # a later start is a charge to remember
             del self._flows[name]
             self._drop_stale_entries()
         return work
@@ -248,11 +248,11 @@ class _FlowQueue:
                 if flow is None or flow.entry_number != number:
                     continue
                 flow.entry_number = 0
-                if flow.memory_bytes and flow.start > start:
+                if flow.length and flow.start > start:
                     self._enqueue(name, flow)
-                elif flow.memory_bytes and may_begin(name):
+                elif flow.length and may_begin(name):
                     return flow, name
-                elif flow.memory_bytes:
+                elif flow.length:
                     flow.entry_number = number
                     passed_over.append(entry)
         finally:

@@ -29,7 +29,7 @@ class Slots:
         self.wake: Callable[[], None] = lambda: None
 
     @property
-    def released(self) -> int:
+    def without_slot(self) -> int:
         """Number of running calls without a slot."""
         return self._released + self.paused
 

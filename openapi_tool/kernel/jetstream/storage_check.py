@@ -12,8 +12,8 @@ import nats.errors
 from nats.js.api import StreamInfo
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
-from openapi_tool.kernel.jetstream import dead_letters, leases, parked_results
-from openapi_tool.kernel.jetstream.doorbells import WakeupPublisher
+from openapi_tool.kernel.jetstream import dead_letters, leases, parked_records
+from openapi_tool.kernel.jetstream.doorbell_publisher import DoorbellPublisher
 from openapi_tool.kernel.jetstream.leases import Leases
 from openapi_tool.nats_client.client import BusClient
 from openapi_tool.nats_client.connection_errors import Denied
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 _TIMEOUT_S = 2.0
 
-_LEASES, _BUCKET, _PARKED = f"KV_{leases.BUCKET}", shared_bucket.STREAM, f"KV_{parked_results.PARKED_BUCKET}"
+_LEASES, _BUCKET, _PARKED = f"KV_{leases.BUCKET}", shared_bucket.STREAM, f"KV_{parked_records.PARKED_BUCKET}"
 _WRITTEN_BYTES = {
     _LEASES: 4 * 1024,
     _BUCKET: 1024,
@@ -45,7 +45,7 @@ _WRITTEN_BYTES = {
 """Streams of the executor, and the size of the largest message that it writes to each."""
 
 _DOORBELL_BYTES = 2 * 1024  # with its headers
-_TEST_KEY = f"$KV.{parked_results.PARKED_BUCKET}.{parked_results.PARKED_KEYS.replace('*', 'test')}"
+_TEST_KEY = f"$KV.{parked_records.PARKED_BUCKET}.{parked_records.PARKED_KEYS.replace('*', 'test')}"
 
 
 async def unusable(client: BusClient, command_stream: str, *, quotas: bool) -> list[str]:
@@ -99,9 +99,9 @@ class StorageMonitor:
 
     client: BusClient
     leases: Leases
-    parked: NatsKvTexts
+    parked_records: NatsKvTexts
     dead_letter_stream: dead_letters.DeadLetters
-    doorbells: WakeupPublisher
+    doorbells: DoorbellPublisher
     session_key: bytes | None
     replicas: int
     health: Health
@@ -129,7 +129,7 @@ class StorageMonitor:
         creators: dict[str, Callable[[], Awaitable[object]]] = {
             _LEASES: self.leases.records.ensure,
             _BUCKET: self._ensure_bucket,
-            _PARKED: self.parked.ensure,
+            _PARKED: self.parked_records.ensure,
             dead_letters.STREAM: self.dead_letter_stream.ensure,
         }
         needed = {**_WRITTEN_BYTES, **(QUOTA_BYTES if self.quotas else {}), self.doorbells.stream(): _DOORBELL_BYTES}

@@ -28,11 +28,11 @@ UNLIMITED = -1
 
 @dataclass(frozen=True, slots=True)
 class Durable:
-    """A durable and its stream; `created` is the stream's creation time from the server, empty if unknown."""
+    """A durable and its stream; `stream_created` is the stream's creation time from the server, empty if unknown."""
 
     stream: str
     name: str
-    created: str = ""
+    stream_created: str = ""
 
 
 class StreamMissing(nats.errors.Error):
@@ -64,9 +64,9 @@ async def _creation_time(client: BusClient, stream: str) -> str:
 async def _create_durable(client: BusClient, durable: Durable, options: DurableOptions) -> None:
     """Create the durable; if one existed before, start after its ack floor."""
     floor = 0
-    if durable.created:
+    if durable.stream_created:
         # A stored floor counts only if its stream, creation time and filter are these.
-        wanted = AckFloor(durable.stream, durable.created, options.filter_subject, sequence=0)
+        wanted = AckFloor(durable.stream, durable.stream_created, options.filter_subject, sequence=0)
         floor = await load_ack_floor(client, durable.name, wanted)
     config = ConsumerConfig(
         name=durable.name,  # puts the filter into the subject of the request, so that permissions can be limited to it

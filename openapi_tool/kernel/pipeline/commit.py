@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,6 +12,7 @@ from tenacity import RetryCallState, stop_after_delay, wait_exponential_jitter
 from openapi_tool.concurrency.retries import retried
 from openapi_tool.kernel.pipeline.call_result import CallResult
 from openapi_tool.kernel.pipeline.parked_results import ParkedResults
+from openapi_tool.kernel.pipeline.pending_write import PendingCommit
 from openapi_tool.kernel.pipeline.ports import Kernel
 from openapi_tool.kernel.pipeline.result_order import CommitWait, ResultOrder
 from openapi_tool.protocol.cards import Card
@@ -42,42 +42,38 @@ class ResultCommitter:
         It is parked after `_PARK_AFTER_S`, for an executor that reaches the database; if it is too large, retry here
         instead.
         """
-        commit = partial(self.kernel.commit, card, report, result.artifact)
-        is_busy = partial(self.kernel.is_turn_busy, report)
+        pending = PendingCommit(self.kernel, card, report, result.artifact)
         park_after_s = min(_PARK_AFTER_S, self.retry_timeout_s)
         try:
-            return await self._commit(wait, commit, is_busy, park_after_s)
+            return await self._commit(wait, pending, park_after_s)
         except (Exception, asyncio.CancelledError) as failure:
             parked = result.parked or await self.parked.park(wait.identity, result)
             if parked or not isinstance(failure, Unavailable) or self.retry_timeout_s <= park_after_s:
                 raise
         try:
-            return await self._commit(wait, commit, is_busy, self.retry_timeout_s - park_after_s, retry=True)
+            return await self._commit(wait, pending, self.retry_timeout_s - park_after_s)
         except (Exception, asyncio.CancelledError):
             await self.parked.park(wait.identity, result)  # NATS may have been unavailable at the first attempt
             raise
 
-    async def _commit(
-        self,
-        wait: CommitWait,
-        commit: Callable[..., Awaitable[bool]],
-        is_busy: Callable[[float], Awaitable[bool]],
-        for_s: float,
-        *,
-        retry: bool = False,
-    ) -> bool:
-        """Commit, with retries for `for_s` seconds. `retry` reports an earlier failed commit to the circuit breaker."""
-
-        async def attempt() -> bool:
-            nonlocal retry
-            failed_before, retry = retry, True
-            if failed_before:
-                self.order.restart(wait)
-            return await self.order.write(wait, partial(commit, retry=failed_before), is_busy)
-
+    async def _commit(self, wait: CommitWait, pending: PendingCommit, for_s: float) -> bool:
+        """Commit, with retries for `for_s` seconds."""
         return await retried(
-            attempt, on=Unavailable, wait=_BACKOFF, stop=stop_after_delay(for_s), before_sleep=_log_retry
+            partial(self._attempt, wait, pending),
+            on=Unavailable,
+            wait=_BACKOFF,
+            stop=stop_after_delay(for_s),
+            before_sleep=_log_retry,
         )
+
+    async def _attempt(self, wait: CommitWait, pending: PendingCommit) -> bool:
+        if pending.failed_before:
+            self.order.restart(wait)
+        try:
+            return await self.order.write(wait, pending)
+        except Unavailable:
+            pending.failed_before = True
+            raise
 
 
 def _log_retry(state: RetryCallState) -> None:

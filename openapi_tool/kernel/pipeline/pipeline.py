@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from openapi_tool.concurrency.cancellation import raise_if_cancelled, shielded
 from openapi_tool.concurrency.keyed_lock import KeyedLock
@@ -15,11 +14,12 @@ from openapi_tool.engine.call import Call
 from openapi_tool.engine.runner import ToolRunner
 from openapi_tool.kernel.pipeline.call_result import CallResult
 from openapi_tool.kernel.pipeline.commit import ResultCommitter
+from openapi_tool.kernel.pipeline.doorbell_sender import DoorbellSender
 from openapi_tool.kernel.pipeline.parked_results import ParkedResults
+from openapi_tool.kernel.pipeline.pending_write import PendingReport
 from openapi_tool.kernel.pipeline.ports import CallSlot, Clock, Kernel, Publisher, Tracer
 from openapi_tool.kernel.pipeline.result_order import ResultOrder
 from openapi_tool.kernel.pipeline.turn_deadline import turn_deadline
-from openapi_tool.kernel.pipeline.wakeups import WakeupSender
 from openapi_tool.options.executor import ExecutorOptions
 from openapi_tool.options.tools import ToolOptions
 from openapi_tool.protocol.cards import artifact_card, read_tool_call, result_card
@@ -36,7 +36,7 @@ from openapi_tool.protocol.errors import (
 from openapi_tool.protocol.identity import CallIdentity, identify, unidentified
 from openapi_tool.protocol.records import CallRecords, DefinitionRecord, EarlierResult
 from openapi_tool.protocol.report import Acceptance, reportable_content, trace_link
-from openapi_tool.protocol.settlement import Acknowledge, Requeue, Settlement, StoreDeadLetter
+from openapi_tool.protocol.settlement import Acknowledge, HandBack, Settlement, StoreDeadLetter
 from openapi_tool.protocol.tracing import TraceLink
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.calls import CallFacts, record_finished
@@ -105,11 +105,12 @@ class Pipeline:
         self._kernel = kernel
         self._runner = runner
         self._limits = TimeLimits(options.executor, options.tools)
-        self._wakeup = WakeupSender(publisher, clock, self._limits)
+        self._doorbell_sender = DoorbellSender(publisher, clock, self._limits)
         self._tracer = tracer
         self._clock = clock
         self._parked = parked
-        # Half of the margin: every call ends a whole one before its turn's deadline.
+        # A call ends `commit_margin_s` before its turn's deadline: half of that is for waiting here, half for the
+        # commit.
         max_wait_s = options.executor.commit_margin_s / 2
         self._order = ResultOrder(options.executor.min_result_delay_s, max_wait_s, clock)
         self._committer = ResultCommitter(kernel, parked, self._order, options.executor.commit_retry_timeout_s)
@@ -125,21 +126,21 @@ class Pipeline:
         except Unavailable as outage:
             metrics.REQUEUED.inc()
             # This reason is logged for each command; the health report logs it once, with the remedy.
-            return Requeue(self._options.executor.requeue_delay_s, reason=outage.problem)
+            return HandBack(self._options.executor.requeue_delay_s, reason=outage.problem)
         except Exception as defect:
             raise_if_cancelled(defect)
             sequence = delivery.stream_sequence
             log.exception("internal error", extra={"action": "call.broken", "stream_sequence": sequence})
             if delivery.exhausted:
                 return StoreDeadLetter("defect", "an internal error of the executor prevented a result", terminate=True)
-            return Requeue(self._options.executor.requeue_delay_s, defect=True, reason="internal error")
+            return HandBack(self._options.executor.requeue_delay_s, defect=True, reason="internal error")
 
     async def _answer(self, delivery: Delivery) -> Settlement:
         """Load the rows of a command, run its call, commit the result. Raises Unanswerable, Unavailable, a defect."""
         received = time.monotonic()
         if delivery.lacks_body and delivery.attempt < MAX_WITHOUT_BODY:
             delay_s = delivery.attempt * self._options.executor.requeue_delay_s
-            return Requeue(delay_s, reason="delivered without its body: the durable has headers_only set")
+            return HandBack(delay_s, reason="delivered without its body: the durable has headers_only set")
         command = self._dialect.decode(delivery)
         call_id = command.identity.tool_call_id or command.card_id
         if call_id is None:  # no record can be found
@@ -173,15 +174,14 @@ class Pipeline:
                 # call would get none.
                 parked = await self._parked.find(identity) if earlier_run and not delivery.exhausted else None
                 result = parked or await self._run(delivered)
-                # The larger of two counts that can each be too small: `attempts` ends at MAX_ATTEMPTS, and a request
-                # that identical calls share is in the `spent` of only one of them.
+                # `CommandConsumer._finished` charges the project's fair share with it. It is the larger of two counts
+                # that can each be too small: `attempts` ends at MAX_ATTEMPTS, and a request that identical calls share
+                # is in the `spent` of only one of them.
                 slot.requests = max(call.spent.requests, len(call.attempts))
                 _record_result(facts, call, result)
                 # Release the memory of responses, except what the commit needs.
                 call.memory.release_all_but(COPIES_OF_COMMIT * len(result.artifact.content) if result.artifact else 0)
-                # After a cancellation commit and doorbell get a third of a drain's last seconds (`shutdown.py`).
-                grace_s = self._options.executor.hand_back_s / 3
-                return await shielded(self._commit(delivered, result, span), grace_s)
+                return await shielded(self._commit(delivered, result, span), self._options.executor.commit_grace_s)
 
     async def _run(self, delivered: _Delivered) -> CallResult:
         """Run the call; every failure but Unavailable and CancelledError becomes its result."""
@@ -195,8 +195,8 @@ class Pipeline:
             name, started = delivered.command.function_name, delivered.facts.loaded
             return CallResult(self._runner.failure_result(call, name, cause, started))
         deadline = limits.deadline(self._age_s(delivery), definition.suspend_timeout_s, definition.timeout_s)
-        # Once a call outlasts `worker_timeout_s`, its turn may end before the call's deadline. Without a step id the
-        # results of other calls of the step, which decide that, cannot be found.
+        # Once another call of the step has a result, the turn ends `worker_timeout_s` later, perhaps before our
+        # deadline. Such results are found by step id.
         check_after_s = limits.worker_timeout_left_s(self._age_s(delivery))
         outlasts = limits.may_outlast_worker_timeout(definition.suspend_timeout_s)
         if outlasts and call.identity.step_id is not None and check_after_s < deadline.remaining():
@@ -229,15 +229,16 @@ class Pipeline:
         wait = self._order.begin(delivery, identity, acceptance.waiting_turn, delivered.slot)
         await self._order.wait_for_suspension(wait)
         written = await self._committer.commit(wait, result, card, report)
+        # As if all waits came before the write.
         facts.turn_s, facts.commit = wait.waited_s, (began + wait.waited_s, time.monotonic())
         if not written:
             return await self._settle_refused_commit(delivered, result)
         if result.parked or delivery.exhausted:
             await self._parked.delete(identity)
         began = time.monotonic()
-        await self._wakeup.send(delivery, identity, delivered.records, report.wakeup)
-        if report.wakeup is not None:
-            facts.wakeup, facts.wakeup_subject = (began, time.monotonic()), report.wakeup.subject
+        await self._doorbell_sender.send(delivery, identity, delivered.records, report.doorbell)
+        if report.doorbell is not None:
+            facts.doorbell, facts.doorbell_subject = (began, time.monotonic()), report.doorbell.subject
         record_finished(facts)
         if delivery.exhausted:
             # The turn has its failed result; the dead letter lets an operator find the command that ended executors.
@@ -284,8 +285,8 @@ class Pipeline:
         ours = earlier.author_id == self._options.actor_id and not earlier.is_deleted
         if ours and earlier.report_headers is not None:
             if earlier.report_status in _UNCLAIMED_STATUSES:
-                wakeup = self._dialect.wakeup(identity.project_id, records.worker_target, earlier.report_headers)
-                await self._wakeup.send(delivery, identity, records, wakeup)
+                doorbell = self._dialect.doorbell(identity.project_id, records.worker_target, earlier.report_headers)
+                await self._doorbell_sender.send(delivery, identity, records, doorbell)
         elif ours and reportable_content(earlier.content):
             acceptance = self._dialect.accept(identity, records)
             with self._tracer.span("report", trace_link(identity, acceptance.waiting_turn), log_ids(identity)) as span:
@@ -294,9 +295,8 @@ class Pipeline:
                 )
                 slot = self._slot_of(delivery.stream_sequence)
                 wait = self._order.begin(delivery, identity, acceptance.waiting_turn, slot)
-                write = partial(self._kernel.report, earlier.card_id, report)
-                await self._order.write(wait, write, partial(self._kernel.is_turn_busy, report))
-            await self._wakeup.send(delivery, identity, records, report.wakeup)
+                await self._order.write(wait, PendingReport(self._kernel, earlier.card_id, report))
+            await self._doorbell_sender.send(delivery, identity, records, report.doorbell)
         log.info(
             "the call already has a result",
             extra={"action": "call.deduplicated", "author_id": short(earlier.author_id or "")} | log_ids(identity),
@@ -306,7 +306,7 @@ class Pipeline:
     async def _settle_refused_commit(self, delivered: _Delivered, result: CallResult) -> Settlement:
         """Settle a call whose commit wrote nothing; if that stays unexplained, park its result."""
         try:
-            settlement = await self._explain_refused_commit(delivered)
+            settlement = await self._settle_by_what_is_stored(delivered)
         except (Exception, asyncio.CancelledError) as failure:
             if isinstance(failure, Unanswerable) or delivered.delivery.exhausted:  # no later delivery would commit it
                 await self._delete_parked(delivered.identity, earlier_run=delivered.earlier_run)
@@ -316,7 +316,7 @@ class Pipeline:
         await self._delete_parked(delivered.identity, earlier_run=delivered.earlier_run)
         return settlement
 
-    async def _explain_refused_commit(self, delivered: _Delivered) -> Settlement:
+    async def _settle_by_what_is_stored(self, delivered: _Delivered) -> Settlement:
         """Settle a call that has another result. Raises Unanswerable if its turn no longer waits, else a defect."""
         records = await self._kernel.load(delivered.command)
         if records.earlier is not None:

@@ -10,7 +10,7 @@ from openapi_tool.engine.ports import Artifacts
 from openapi_tool.protocol.cards import ArtifactCard, Card
 from openapi_tool.protocol.command import Command
 from openapi_tool.protocol.records import CallRecords
-from openapi_tool.protocol.report import Report, TurnCondition, Wakeup
+from openapi_tool.protocol.report import Doorbell, Report, TurnCondition
 from openapi_tool.protocol.tracing import TraceLink
 from openapi_tool.quotas.permits import Slot
 from openapi_tool.telemetry.spans import CallSpan
@@ -39,7 +39,7 @@ class Kernel(Artifacts, Protocol):
     ) -> bool:
         """Write all rows of a result in one transaction; return False if it was refused.
 
-        `retry` means that an earlier attempt failed. Raises TurnBusy if the `condition` does not hold; None: at once.
+        `retry` means that an earlier attempt failed. Raises TurnBusy if a `condition` is given and does not hold.
         """
 
     async def report(self, card_id: str, report: Report, condition: TurnCondition | None) -> bool:
@@ -65,7 +65,7 @@ class ResultStore(Protocol):
 class Publisher(Protocol):
     """Publisher of doorbells."""
 
-    async def publish(self, wakeup: Wakeup) -> bool:
+    async def publish(self, doorbell: Doorbell) -> bool:
         """Publish a doorbell; return False if that is impossible. Raises Unavailable if a retry may work."""
 
 

@@ -7,13 +7,14 @@ second. While a result waits here its call holds no slot.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
 from cachetools import LRUCache
 
 from openapi_tool.concurrency.keyed_lock import KeyedLock
+from openapi_tool.kernel.pipeline.pending_write import PendingWrite
 from openapi_tool.kernel.pipeline.ports import CallSlot, Clock
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.errors import TurnBusy
@@ -84,7 +85,7 @@ class ResultOrder:
         return CommitWait(delivery, identity, waiting_turn, slot, now, now + self._max_wait_s)
 
     def restart(self, wait: CommitWait) -> None:
-        """Let the result wait anew after a commit that failed: while none is possible, no result has its turn.
+        """Let the result wait anew: while no commit is possible, the time that it waited means nothing.
 
         Else the results of a step would be committed together once the database answers again.
         """
@@ -92,40 +93,39 @@ class ResultOrder:
         wait.wait_until = wait.ready_at + self._max_wait_s
 
     async def wait_for_suspension(self, wait: CommitWait) -> None:
-        """Wait until the worker should have suspended the turn, if the call's command is its step's only one."""
+        """Wait until the worker should have suspended the turn, judging by this command's age alone.
+
+        `write` considers the step's other commands.
+        """
         if wait.waiting_turn.suspends:
             age_s = self._clock() - wait.delivery.published_at.timestamp()
             if (delay_s := self._min_result_delay_s - age_s) > 0:
                 with wait.waiting():
                     await asyncio.sleep(min(delay_s, self._remaining_s(wait)))
 
-    async def write(
-        self,
-        wait: CommitWait,
-        write: Callable[[TurnCondition | None], Awaitable[bool]],
-        is_busy: Callable[[float], Awaitable[bool]],
-    ) -> bool:
-        """Return the outcome of `write` once the worker has read the other results of the turn.
+    async def write(self, wait: CommitWait, pending: PendingWrite) -> bool:
+        """Write the rows once the worker has read the other results of the turn; return False if that was refused.
 
-        Results of one turn wait in line here, so that only the next one asks whether the turn `is_busy`: that concerns
+        Results of one turn wait in line here, so that only the next one asks whether the turn is busy: that concerns
         results of other replicas and of other tools.
         """
         if wait.waiting_turn.suspends and self._remaining_s(wait) > 0:
             with suppress(TurnBusy):
-                return await write(TurnCondition(quiet_s=None))
+                return await pending.write(TurnCondition.no_other_command())
             async with AsyncExitStack() as line:
                 await self._reach_the_front(wait, line)
+                in_turn = TurnCondition.others_older_than(self._min_result_delay_s)
                 pause_s = _RETRY_S
                 while (remaining_s := self._remaining_s(wait)) > 0:
-                    if not await is_busy(self._min_result_delay_s):
+                    if not await pending.is_busy(self._min_result_delay_s):
                         with suppress(TurnBusy):
-                            written = await write(TurnCondition(self._min_result_delay_s))
+                            written = await pending.write(in_turn)
                             self._progress_at[wait.turn] = asyncio.get_running_loop().time()
                             return written
                         pause_s *= 2  # another replica was faster, or holds the lock: send a large result less often
                     with wait.waiting():
                         await asyncio.sleep(min(pause_s, remaining_s))
-        return await write(None)
+        return await pending.write(None)
 
     async def _reach_the_front(self, wait: CommitWait, line: AsyncExitStack) -> None:
         """Wait until the result is next, as long as it may wait; the time may grow meanwhile."""

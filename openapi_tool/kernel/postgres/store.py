@@ -54,8 +54,8 @@ class KernelStore:
         self._pool = pool
         self._sql = statements
         self._permits = permits = FairSemaphore(pool.get_max_size())
-        metrics.PERMITS_USED.labels("database").set_function(lambda: permits.used)
-        metrics.PERMITS_WAITING.labels("database").set_function(lambda: permits.waiting)
+        metrics.SEMAPHORE_USED.labels("database").set_function(lambda: permits.used)
+        metrics.SEMAPHORE_WAITING.labels("database").set_function(lambda: permits.waiting)
         self._timeout_s = timeout_s
         self._inspected = ""  # shape of the tables that passed the last inspection
 

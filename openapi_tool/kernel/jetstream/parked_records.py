@@ -1,4 +1,4 @@
-"""The bucket of parked results, which are committed later."""
+"""The bucket with the records of parked results, which are committed later."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PARKED_BUCKET = "openapi_tool_parked"
 PARKED_KEYS = "result.*"
 
 
-def parked_results(client: Client, replicas: int) -> NatsKvTexts:
+def parked_record_store(client: Client, replicas: int) -> NatsKvTexts:
     """Return the store of parked results, which keeps them for an hour."""
     bucket = Bucket(PARKED_BUCKET, ttl_s=3600, max_bytes=64 * 2**20, max_value_bytes=512 * 1024, replicas=replicas)
     return NatsKvTexts(client, bucket, PARKED_KEYS.removesuffix("*"))

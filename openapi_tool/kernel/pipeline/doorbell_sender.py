@@ -10,7 +10,7 @@ from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.errors import NotStored, Unavailable
 from openapi_tool.protocol.identity import CallIdentity
 from openapi_tool.protocol.records import CallRecords
-from openapi_tool.protocol.report import Wakeup
+from openapi_tool.protocol.report import Doorbell
 from openapi_tool.telemetry import metrics
 from openapi_tool.tools.deadlines import TimeLimits
 from openapi_tool.tools.declaration import suspend_timeout
@@ -20,12 +20,12 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class WakeupSender:
-    """Publishes doorbells.
+class DoorbellSender:
+    """Publishes doorbells, in an outage with the next delivery of the command, so that no slot is blocked.
 
-    In an outage of NATS the next delivery publishes again, so that no slot is blocked; once the worker no longer waits,
-    the kernel's inbox scan finds the result. But while JetStream stores no message no command is fetched, so the next
-    delivery comes after the outage, and publishes the doorbell, however long that took.
+    `Unavailable`: the command is handed back while its worker still waits; later the kernel's inbox scan finds the
+    result. `NotStored`: it is always handed back; nothing is fetched meanwhile, so the next delivery comes after the
+    outage, however long that took.
     """
 
     publisher: Publisher
@@ -33,10 +33,10 @@ class WakeupSender:
     limits: TimeLimits
 
     async def send(
-        self, delivery: Delivery, identity: CallIdentity, records: CallRecords, wakeup: Wakeup | None
+        self, delivery: Delivery, identity: CallIdentity, records: CallRecords, doorbell: Doorbell | None
     ) -> None:
         """Publish the doorbell. Raises NotStored, and Unavailable in another outage while the worker still waits."""
-        if wakeup is None:
+        if doorbell is None:
             log.error(
                 "cannot publish the doorbell: the agent is not in the roster, or its worker's name is not a valid "
                 "subject token; its result is committed, and the kernel's scan of the inbox finds it",
@@ -44,7 +44,7 @@ class WakeupSender:
             )
             return
         try:
-            published = await self.publisher.publish(wakeup)
+            published = await self.publisher.publish(doorbell)
         except NotStored:
             raise
         except Unavailable as outage:
@@ -58,5 +58,5 @@ class WakeupSender:
                 outage,
                 extra={"action": "doorbell.missed"} | log_ids(identity),
             )
-        if not published:
-            metrics.WAKEUPS_MISSED.inc()
+        if not published:  # and never will be: NATS refuses it for good, or no worker waits for it any more
+            metrics.DOORBELLS_MISSED.inc()

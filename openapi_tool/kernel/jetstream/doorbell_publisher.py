@@ -16,12 +16,12 @@ from openapi_tool.nats_client.client import BusClient
 from openapi_tool.nats_client.connection import OUTAGE
 from openapi_tool.nats_client.connection_errors import NOT_STORED
 from openapi_tool.protocol.errors import NotStored, Unavailable
-from openapi_tool.protocol.report import Wakeup
+from openapi_tool.protocol.report import Doorbell
 from openapi_tool.tools.wording import short
 
 log = logging.getLogger(__name__)
 
-_RETRY_LIMIT_S = 3.0  # in the slot of the call; then its command is requeued
+_RETRY_LIMIT_S = 3.0  # in the slot of the call; then its command is handed back
 
 _WAIT = wait_exponential_jitter(multiplier=0.1, max=1.0, jitter=0.1)
 _TIMEOUT_S = 2.0  # of one attempt
@@ -29,7 +29,7 @@ _PERMANENT = (nats.errors.BadSubjectError, nats.errors.MaxPayloadError, nats.js.
 
 
 @dataclass(slots=True)
-class WakeupPublisher:
+class DoorbellPublisher:
     """Publishes doorbells; if that is impossible, the kernel's periodic scan of the inbox finds the result.
 
     `outage` is why JetStream stores none, empty if it does; `changed` is called on every change. `stream` returns the
@@ -37,20 +37,20 @@ class WakeupPublisher:
     """
 
     client: BusClient
-    stream: Callable[[], str] = field(default=str)
+    stream: Callable[[], str] = field(default=str, init=False)
     changed: Callable[[], None] = field(default=lambda: None, init=False)
     outage: str = field(default="", init=False)
-    _unsent: Wakeup | None = field(default=None, init=False)
+    _unsent: Doorbell | None = field(default=None, init=False)
 
-    async def publish(self, wakeup: Wakeup) -> bool:
+    async def publish(self, doorbell: Doorbell) -> bool:
         """Return False if NATS refuses a doorbell permanently.
 
-        Raises Unavailable in an outage, NotStored if JetStream stores none: the command is then requeued, and its next
-        delivery publishes again.
+        Raises Unavailable in an outage, NotStored if JetStream stores none: the command is then handed back, and its
+        next delivery publishes again.
         """
         try:
             return await retried(
-                lambda: self._publish(wakeup),
+                lambda: self._publish(doorbell),
                 on=OUTAGE,
                 wait=_WAIT,
                 stop=stop_after_delay(_RETRY_LIMIT_S),
@@ -61,12 +61,12 @@ class WakeupPublisher:
                 raise NotStored(f"NATS: cannot publish the doorbell: {self.outage}") from error
             raise Unavailable(f"NATS: cannot publish the doorbell: {type(error).__name__}: {error}") from error
 
-    async def _publish(self, wakeup: Wakeup) -> bool:
+    async def _publish(self, doorbell: Doorbell) -> bool:
         try:
-            await self.client.publish_to_stream(wakeup.subject, wakeup.body, dict(wakeup.headers), _TIMEOUT_S)
+            await self.client.publish_to_stream(doorbell.subject, doorbell.body, dict(doorbell.headers), _TIMEOUT_S)
         except OUTAGE as error:
             if why := self._why_not_stored(error):
-                self._unsent = wakeup
+                self._unsent = doorbell
                 self._set_outage(why)
                 raise
             if not isinstance(error, _PERMANENT):
@@ -75,7 +75,7 @@ class WakeupPublisher:
                 "cannot publish the doorbell; the kernel's inbox scan will find the result",
                 extra={
                     "action": "doorbell.failed",
-                    "subject": short(wakeup.subject),
+                    "subject": short(doorbell.subject),
                     "error": f"{type(error).__name__}: {error}",
                 },
             )
