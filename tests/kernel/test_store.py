@@ -286,6 +286,25 @@ async def test_a_commit_writes_card_row_and_edge_together(caller: Caller, store:
     assert answer.inbox_row["next_retry_at"] <= await caller.database.fetchval("select now()")
 
 
+@requirement("postgres.refusals")
+@pytest.mark.parametrize("refusal", ["return null", "raise exception 'closed'"])
+async def test_a_refusal_that_ends_while_it_is_examined_is_no_defect_of_the_call(
+    caller: Caller, store: KernelStore, refusal: str
+) -> None:
+    call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
+    records = await store.load(command_of(call))
+    await caller.database.execute("create sequence rows_tried")  # which no rollback sets back
+    await caller.database.execute(
+        "create function refuse_first() returns trigger language plpgsql security definer as "
+        f"$$ begin if nextval('rows_tried') = 1 then {refusal}; end if; return new; end $$"
+    )
+    await caller.database.execute(
+        "create trigger refuse before insert on state.execution_edges for each row execute function refuse_first()"
+    )
+    assert await store.commit(*result_of(call, records))
+    assert (await caller.read_result(call)).card["content"]["status"] == "success"
+
+
 @requirement("answer.atomic", "answer.earlier")
 async def test_the_second_commit_of_a_call_writes_nothing(caller: Caller, store: KernelStore) -> None:
     call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)

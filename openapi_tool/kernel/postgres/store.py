@@ -166,36 +166,49 @@ class KernelStore:
         card: tuple[Any, ...] = (),
         size: int = 0,
     ) -> bool:
+        async with self._connection(report.project_id) as connection:
+            execute = partial(self._execute, connection, statement, card_id, report, condition, card)
+            await without_other_long_steps(size)
+            try:
+                row = await execute()
+            except asyncpg.PostgresError as error:
+                if kind_of(error.sqlstate) != "defect":
+                    raise
+                row = None
+            if row is None or not (row["written"] or row["busy"]):
+                await self._require_writable(connection, report)
+                try:  # again, as what refused every result may just have ended
+                    row = await execute()
+                except asyncpg.UniqueViolationError:
+                    return False
+            if row["busy"]:
+                raise TurnBusy
+            return bool(row["written"])
+
+    async def _execute(
+        self,
+        connection: asyncpg.Connection,
+        statement: str,
+        card_id: str,
+        report: Report,
+        condition: TurnCondition | None,
+        card: tuple[Any, ...],
+    ) -> asyncpg.Record:
         quiet_s = None if condition is None else condition.quiet_s
 
         def values(mode: Mode) -> tuple[Any, ...]:
             return self._sql.report_values(card_id, report, mode, quiet_s)
 
-        async with self._connection(report.project_id) as connection:
-            await without_other_long_steps(size)
-            try:
-                if condition is None:
-                    row = await connection.fetchrow(statement, *values(Mode.AT_ONCE), *card)
-                elif quiet_s is None:
-                    row = await connection.fetchrow(statement, *values(Mode.ALONE), *card)
-                else:
-                    # Other replicas may write results of this turn now. The second run's snapshot is younger than the
-                    # lock of the first one, so it shows what the last holder of the lock has written. Both runs are one
-                    # message and one transaction.
-                    locking = *values(Mode.LOCK), *(None,) * len(card)
-                    [_, row] = await connection.fetchmany(statement, [locking, (*values(Mode.IN_TURN), *card)])
-            except asyncpg.PostgresError as error:
-                if kind_of(error.sqlstate) != "defect":
-                    raise
-                await self._require_writable(connection, report)
-                if isinstance(error, asyncpg.UniqueViolationError):
-                    return False
-                raise
-            if row["busy"]:
-                raise TurnBusy
-            if not row["written"]:
-                await self._require_writable(connection, report)
-            return bool(row["written"])
+        if condition is None:
+            return await connection.fetchrow(statement, *values(Mode.AT_ONCE), *card)
+        if quiet_s is None:
+            return await connection.fetchrow(statement, *values(Mode.ALONE), *card)
+        # Other replicas may write results of this turn now. The second run's snapshot is younger than the lock of the
+        # first one, so it shows what the last holder of the lock has written. Both runs are one message and one
+        # transaction.
+        locking = *values(Mode.LOCK), *(None,) * len(card)
+        [_, row] = await connection.fetchmany(statement, [locking, (*values(Mode.IN_TURN), *card)])
+        return row
 
     async def _require_writable(self, connection: asyncpg.Connection, report: Report) -> None:
         """Raise NeedsOperator if the database refuses or discards the rows of any result, not only those of this one.
