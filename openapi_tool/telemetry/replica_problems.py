@@ -188,6 +188,7 @@ _LASTING: Mapping[str, Callable[[Replica, Warned], bool]] = {
     "clock.offset": lambda replica, _: abs((replica.get("health") or {}).get("clock_offset_s") or 0) >= _CLOCK_OFFSET_S,
     "consumer.lost": _is_down("consumer"),
     "durable.full": lambda replica, _: _is_full(replica),
+    "health.changed": lambda replica, warning: _is_down(str(warning.get("dependency")))(replica, warning),
     "key.blocked": lambda replica, warning: any(
         key.get("variable") == warning.get("variable") for key in replica.get("upstream_keys") or ()
     ),
@@ -226,10 +227,10 @@ def _ago_s(warning: Warned) -> float:
 
 
 def _warning_lines(warned: Sequence[tuple[str, Warned]], replicas: int) -> Iterator[str]:
-    """Yield a line for the warnings of each action and key, with the newest message."""
+    """Yield a line for the warnings of each action, key and dependency, with the newest message."""
     groups: dict[tuple[str, ...], list[tuple[str, Warned]]] = {}
     for name, warning in warned:
-        about = tuple(str(warning.get(field, "")) for field in ("action", "variable"))
+        about = tuple(str(warning.get(field, "")) for field in ("action", "variable", "dependency"))
         groups.setdefault(about, []).append((name, warning))
     for same in groups.values():
         _, newest = same[0]

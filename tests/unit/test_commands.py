@@ -761,13 +761,16 @@ _OVER: dict[str, dict[str, Any]] = {
     "durable.full": FULL,
     "nats.silent": {"health": {"dependencies": {"nats": {"ok": False, "reason": "silent"}}}},
     "consumer.lost": {"health": {"dependencies": {"consumer": {"ok": False, "reason": "paused"}}}},
+    "health.changed": {"health": {"dependencies": {"postgres": {"ok": False, "reason": "read-only"}}}},
 }
 
 
 @pytest.mark.parametrize("action", _OVER)
 @requirement("cli.top")
 def test_a_warning_about_a_state_counts_as_recovered_exactly_if_that_state_is_over(action: str) -> None:
-    warning = {"action": action, "count": 1, "message": "why", "ago_s": 1.0, "variable": "KEY"}
+    warning = {"action": action, "count": 1, "message": "why", "ago_s": 1.0, "variable": "KEY"} | {
+        "dependency": "postgres"
+    }
     during = found_problems([{**REPLICA, **_OVER[action], "warnings": [warning]}])
     assert (len(during.now), during.earlier) == (1, [])
     assert action not in during.now[0] or "see" in during.now[0], "the state itself, not the warning"
