@@ -11,6 +11,7 @@ from openapi_tool.tools.wording import counted
 _SLOW_DATABASE_MS = 1_000
 _CLOCK_OFFSET_S = 2.0
 _RECENT_S = 60.0
+_LONG_HELD_S = 20.0  # most calls end earlier
 _NAMES_SHOWN = 3
 
 Replica = Mapping[str, Any]
@@ -54,10 +55,14 @@ def found_problems(replicas: Sequence[Replica], expect: int = 0) -> FoundProblem
     )
 
 
-def but_failures(replicas: Sequence[Replica]) -> str:
-    """Return how many calls of the last minute failed, as the end of a sentence; empty if none did."""
+def but_noticed(replicas: Sequence[Replica]) -> str:
+    """Return which calls failed or take long, though no problem is known, as the end of a sentence; empty if none."""
     calls, failed = (sum(replica.get(name) or 0 for replica in replicas) for name in ("calls", "failed"))
-    return f", but {failed} of {counted(calls, 'call')} of the last minute failed" if failed else ""
+    noticed = [f"{failed} of {counted(calls, 'call')} of the last minute failed"] if failed else []
+    held_s = max((replica.get("oldest_held_s") or 0.0 for replica in replicas), default=0.0)
+    if held_s >= _LONG_HELD_S:
+        noticed.append(f"a command is held for {_span(held_s)}")
+    return f", but {' and '.join(noticed)}" if noticed else ""
 
 
 def _missing(replicas: int, expect: int) -> Iterator[str]:

@@ -56,7 +56,7 @@ from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.service.process_parts import upstream_transport
 from openapi_tool.telemetry.logs import ConsoleFormatter, printable_json, printable_line, printable_lines
 from openapi_tool.telemetry.redact import Redactor
-from openapi_tool.telemetry.replica_problems import found_problems
+from openapi_tool.telemetry.replica_problems import but_noticed, found_problems
 from openapi_tool.tools.problems import Problem
 from tests.requirements import requirement
 from tests.support import delivery
@@ -849,6 +849,15 @@ def test_top_begins_with_the_problems_and_names_the_errors_of_each_tool() -> Non
     failing = io.StringIO()
     Console(file=failing, width=120).print(top.shown([{**REPLICA, "calls": 3, "failed": 2}, REPLICA]))
     assert failing.getvalue().startswith("no problem is known now, but 2 of 3 calls of the last minute failed\n")
+
+
+@requirement("cli.top")
+def test_a_command_that_is_held_for_long_is_noticed_though_no_state_names_a_cause() -> None:
+    replicas = [{**REPLICA, "oldest_held_s": 34.6}, {**REPLICA, "oldest_held_s": 3.0}]
+    assert but_noticed(replicas) == ", but a command is held for 35 s"
+    failed = ", but 2 of 3 calls of the last minute failed and a command is held for 35 s"
+    assert but_noticed([{**replicas[0], "calls": 3, "failed": 2}, replicas[1]]) == failed
+    assert not but_noticed([{**REPLICA, "oldest_held_s": 19.9}])
 
 
 @requirement("cli.limits")
