@@ -580,6 +580,16 @@ async def test_a_durable_that_delivers_nothing_is_named(environment: Mapping[str
 
 
 @requirement("cli.check")
+async def test_definitions_whose_calls_go_to_other_executors_are_listed(
+    environment: Mapping[str, str], caller: Caller
+) -> None:
+    subject = "cg.v1r4.{project_id}.{channel_id}.cmd.tool.jinna.search"
+    await caller.add_tool("proj_c", {**TOOL, "target_subject": subject})
+    result = await checked(environment, "--project", "proj_c")
+    assert f"definitions of proj_c: ok; 0 definitions; of other executors: {TOOL['tool_name']}\n" in result.stdout
+
+
+@requirement("cli.check")
 async def test_a_definition_whose_calls_would_fail_is_named(environment: Mapping[str, str], caller: Caller) -> None:
     await caller.add_tool("proj_a", TOOL)
     await caller.add_tool("proj_b", {**TOOL, "options": {"jina": {"mode": "search"}}})
