@@ -117,7 +117,7 @@ def test_any_json_is_safe_and_parses_to_the_same_value(value: Any) -> None:
 
 PRINTS = ("add_row", "echo", "secho", "write")
 SAFE = (
-    *("cell", "printable_", "as_yaml(", "json.dumps(", "__version__", 'f"{statement};"', "fg=allowed_colour(_COLOURS"),
+    *("cell", "printable_", "as_yaml(", "json.dumps(", "__version__", 'f"{statement};"', "**allowed_style(_COLOURS"),
     *("super().write(data)", "{error.strerror}"),
 )
 """Parts of a printing statement that make it safe: helpers that escape, ASCII JSON, texts of this project, lines of
@@ -964,6 +964,7 @@ def test_lint_marks_errors_by_colour_on_a_terminal_unless_no_color_is_set(
     )  # fmt: skip
     assert "error: " in in_terminal.stdout
     assert ("\x1b[31m" in in_terminal.stdout) == coloured
+    assert ("\x1b" in in_terminal.stdout) == coloured, "no other control sequence, either"
     piped = CliRunner().invoke(app, ["tools", "lint", str(file)])
     assert f"{file}:1:1: error: " in piped.stdout
     assert "\x1b" not in piped.stdout
