@@ -198,7 +198,9 @@ async def _definitions(bootstrap: Bootstrap, project: str) -> list[str]:
     if unusable:
         raise _CheckFailed("; ".join(unusable))
     ignored = [f"{name}: {problem}" for name, verdict in judged for problem in verdict["problems"]]
-    return [counted(sum(verdict["kind"] != "not ours" for _, verdict in judged), "definition"), *ignored]
+    others = [name for name, verdict in judged if verdict["kind"] == "not ours"]
+    of_others = [f"of other executors: {', '.join(others)}"] if others else []
+    return [counted(len(judged) - len(others), "definition"), *of_others, *ignored]
 
 
 def _transport(*, encrypted: bool) -> str:

@@ -22,7 +22,7 @@ import typer
 from openapi_tool.cli.dev_executor import DevStatistics, dev_page
 from openapi_tool.cli.embedded import extra_needed, running, this_program
 from openapi_tool.cli.options import UpstreamChoice
-from openapi_tool.cli.output import allowed_colour, fail, print_line, print_status
+from openapi_tool.cli.output import allowed_style, fail, print_line, print_status
 from openapi_tool.local.caller import ERRORS, Caller
 from openapi_tool.local.dev import AGENT, PROJECT, log_entries, prepare
 from openapi_tool.local.dev_state import (
@@ -254,7 +254,7 @@ async def _follow(logs: Sequence[BinaryIO], feed: Feed, should_continue: Callabl
         more = should_continue()
         for entry in chain.from_iterable(map(log_entries, logs)):
             async for line in feed.lines(entry):
-                typer.secho(line, fg=allowed_colour(_COLOURS.get(line.split()[1])))
+                typer.secho(line, **allowed_style(_COLOURS.get(line.split()[1])))
         if more:
             await asyncio.sleep(_POLL_S)
 

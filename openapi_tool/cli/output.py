@@ -19,12 +19,13 @@ INTERRUPTED = 130
 def print_status(text: str, *, quiet: bool = False, colour: str | None = None) -> None:
     """Print a status text on standard error. Further lines are indented, so that none can look like another message."""
     if not quiet:
-        typer.secho(printable_lines(text, "  "), err=True, fg=allowed_colour(colour))
+        typer.secho(printable_lines(text, "  "), err=True, **allowed_style(colour))
 
 
-def allowed_colour(colour: str | None) -> str | None:
-    """Return the colour, or None if the user wants no colours (https://no-color.org)."""
-    return None if os.environ.get("NO_COLOR") else colour
+def allowed_style(colour: str | None) -> dict[str, Any]:
+    """Return the colour as a style, or none if the user wants no colours (https://no-color.org)."""
+    shown = colour is not None and not os.environ.get("NO_COLOR")
+    return {"fg": colour} if shown else {"reset": False}
 
 
 def is_terminal() -> bool:

@@ -31,7 +31,7 @@ from openapi_tool.protocol.subjects import is_token
 from openapi_tool.quotas.amounts import Amount
 from openapi_tool.quotas.charged import WithoutResult, without_result
 from openapi_tool.telemetry.logs import printable_line
-from openapi_tool.telemetry.replica_problems import but_failures, found_problems
+from openapi_tool.telemetry.replica_problems import but_noticed, found_problems
 from openapi_tool.tools.wording import counted, short
 
 _MAX_ROWS = 20
@@ -66,8 +66,8 @@ def shown(replicas: Sequence[Mapping[str, Any]], expect: int = 0) -> Group:
     found = found_problems(replicas, expect)
     now = [_line(f"! {text}", "bold red") for text in found.now]
     if not now:
-        failures = but_failures(replicas)
-        now = [_line(f"no problem is known now{failures}", "yellow" if failures else "green")]
+        noticed = but_noticed(replicas)
+        now = [_line(f"no problem is known now{noticed}", "yellow" if noticed else "green")]
     table = Rows("replica", *_COLUMNS, title=f"{counted(len(replicas), 'replica')}, the last minute")
     for replica in replicas:
         table.add(*(_figure(replica.get(name)) for name in ("instance", *_COLUMNS)))

@@ -375,7 +375,7 @@ class Account(SharedRecord):
         if not self._refusal_logged:
             self._refusal_logged = True
             log.warning(
-                "the budget %s of project %s is used up", detail["budget"], self.id.project,
+                "the budget %s%s of project %s is used up", detail["budget"], self._tool_text, self.id.project,
                 extra={"action": "budget.exceeded", **self._log_fields(), **detail},
             )  # fmt: skip
         return BudgetExceeded(
@@ -388,6 +388,10 @@ class Account(SharedRecord):
     @property
     def _owner_text(self) -> str:
         return _OWNER_TEXT[self.id.scope] + (" with this tool" if self.id.tool else "")
+
+    @property
+    def _tool_text(self) -> str:
+        return f" for the tool {self.id.tool}" if self.id.tool else ""
 
     def _log_unreadable(self) -> None:
         fields = {**self._log_fields(), "key": self.record_name}
@@ -416,7 +420,7 @@ class Account(SharedRecord):
         log.warning(
             "80 %% of the budget %s%s of project %s are used",  # WARN_PERCENT
             budget,
-            " with this tool" if self.id.tool else "",
+            self._tool_text,
             self.id.project,
             extra={"action": "budget.low", **self._log_fields(), **self.left(), "budget": budget},
         )

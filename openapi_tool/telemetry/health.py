@@ -146,10 +146,9 @@ async def monitor_loop_lag(on_lag: Callable[[float], None]) -> None:
 
 WARNINGS_WINDOW_S = 600.0
 _MAX_WARNINGS = 100
-_MAX_OF_ACTION = 8  # projects or keys: those of one action must not displace other actions
+_MAX_OF_ACTION = 8  # projects or keys of one action must not displace other actions
 _MAX_CHARS = 400
-_EXCLUDED_ACTION = "health.changed"  # the current state of each dependency is shown instead
-_IDS = ("project_id", "variable")
+_IDS = ("project_id", "variable", "dependency")
 
 
 @dataclass(slots=True)
@@ -162,7 +161,7 @@ class _Warned:
 
 
 class RecentWarnings(logging.Handler):
-    """Stores the last warning of each action, project and key.
+    """Stores the last warning of each action, project, key and dependency.
 
     `snapshot` masks them, since masking a flood would take much CPU.
     """
@@ -184,8 +183,6 @@ class RecentWarnings(logging.Handler):
         """Count a record."""
         fields = vars(record)
         action = str(fields.get("action", "log"))
-        if action == _EXCLUDED_ACTION:
-            return
         key = action, tuple((name, str(fields[name])) for name in _IDS if name in fields)
         known = self._warned.pop(key, None)
         if known is None:

@@ -11,6 +11,7 @@ from openapi_tool.tools.wording import counted
 _SLOW_DATABASE_MS = 1_000
 _CLOCK_OFFSET_S = 2.0
 _RECENT_S = 60.0
+_LONG_HELD_S = 20.0  # most calls end earlier
 _NAMES_SHOWN = 3
 
 Replica = Mapping[str, Any]
@@ -54,10 +55,14 @@ def found_problems(replicas: Sequence[Replica], expect: int = 0) -> FoundProblem
     )
 
 
-def but_failures(replicas: Sequence[Replica]) -> str:
-    """Return how many calls of the last minute failed, as the end of a sentence; empty if none did."""
+def but_noticed(replicas: Sequence[Replica]) -> str:
+    """Return which calls failed or take long, though no problem is known, as the end of a sentence; empty if none."""
     calls, failed = (sum(replica.get(name) or 0 for replica in replicas) for name in ("calls", "failed"))
-    return f", but {failed} of {counted(calls, 'call')} of the last minute failed" if failed else ""
+    noticed = [f"{failed} of {counted(calls, 'call')} of the last minute failed"] if failed else []
+    held_s = max((replica.get("oldest_held_s") or 0.0 for replica in replicas), default=0.0)
+    if held_s >= _LONG_HELD_S:
+        noticed.append(f"a command is held for {_span(held_s)}")
+    return f", but {' and '.join(noticed)}" if noticed else ""
 
 
 def _missing(replicas: int, expect: int) -> Iterator[str]:
@@ -188,6 +193,7 @@ _LASTING: Mapping[str, Callable[[Replica, Warned], bool]] = {
     "clock.offset": lambda replica, _: abs((replica.get("health") or {}).get("clock_offset_s") or 0) >= _CLOCK_OFFSET_S,
     "consumer.lost": _is_down("consumer"),
     "durable.full": lambda replica, _: _is_full(replica),
+    "health.changed": lambda replica, warning: _is_down(str(warning.get("dependency")))(replica, warning),
     "key.blocked": lambda replica, warning: any(
         key.get("variable") == warning.get("variable") for key in replica.get("upstream_keys") or ()
     ),
@@ -226,10 +232,10 @@ def _ago_s(warning: Warned) -> float:
 
 
 def _warning_lines(warned: Sequence[tuple[str, Warned]], replicas: int) -> Iterator[str]:
-    """Yield a line for the warnings of each action and key, with the newest message."""
+    """Yield a line for the warnings of each action, key and dependency, with the newest message."""
     groups: dict[tuple[str, ...], list[tuple[str, Warned]]] = {}
     for name, warning in warned:
-        about = tuple(str(warning.get(field, "")) for field in ("action", "variable"))
+        about = tuple(str(warning.get(field, "")) for field in ("action", "variable", "dependency"))
         groups.setdefault(about, []).append((name, warning))
     for same in groups.values():
         _, newest = same[0]

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from openapi_tool.telemetry.replica_problems import FoundProblems, but_failures, found_problems
+from openapi_tool.telemetry.replica_problems import FoundProblems, but_noticed, found_problems
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #c8ccd2; --quiet: #5a6472; --bad: #a80f1b; --bad-back: #fdecec;
@@ -130,7 +130,7 @@ def _state(stats: Mapping[str, Any], found: FoundProblems) -> str:
         return "Not ready: calls may wait until what follows is solved."
     if found.now:
         return "Ready, with problems."
-    return f"Ready. No problem is known{but_failures([stats])}."
+    return f"Ready. No problem is known{but_noticed([stats])}."
 
 
 def page(stats: Mapping[str, Any]) -> str:

@@ -439,7 +439,7 @@ def test_a_daily_budget_renews_and_each_refusal_contains_its_numbers(caplog: pyt
 
 
 @requirement("budgets.calls")
-def test_the_budget_of_a_definition_applies_to_its_own_calls_only() -> None:
+def test_the_budget_of_a_definition_applies_to_its_own_calls_only(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         world = World(BudgetOptions(session_requests=4))
         pod = world.pod()
@@ -450,6 +450,9 @@ def test_the_budget_of_a_definition_applies_to_its_own_calls_only() -> None:
         await world.close()
 
     run_virtually(work())
+    messages = {line.getMessage() for line in caplog.records}
+    assert "80 % of the budget session_requests for the tool expensive of project proj are used" in messages
+    assert "the budget session_requests for the tool expensive of project proj is used up" in messages
 
 
 INVALID_RECORDS = (

@@ -56,7 +56,7 @@ from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.service.process_parts import upstream_transport
 from openapi_tool.telemetry.logs import ConsoleFormatter, printable_json, printable_line, printable_lines
 from openapi_tool.telemetry.redact import Redactor
-from openapi_tool.telemetry.replica_problems import found_problems
+from openapi_tool.telemetry.replica_problems import but_noticed, found_problems
 from openapi_tool.tools.problems import Problem
 from tests.requirements import requirement
 from tests.support import delivery
@@ -117,7 +117,7 @@ def test_any_json_is_safe_and_parses_to_the_same_value(value: Any) -> None:
 
 PRINTS = ("add_row", "echo", "secho", "write")
 SAFE = (
-    *("cell", "printable_", "as_yaml(", "json.dumps(", "__version__", 'f"{statement};"', "fg=allowed_colour(_COLOURS"),
+    *("cell", "printable_", "as_yaml(", "json.dumps(", "__version__", 'f"{statement};"', "**allowed_style(_COLOURS"),
     *("super().write(data)", "{error.strerror}"),
 )
 """Parts of a printing statement that make it safe: helpers that escape, ASCII JSON, texts of this project, lines of
@@ -580,6 +580,16 @@ async def test_a_durable_that_delivers_nothing_is_named(environment: Mapping[str
 
 
 @requirement("cli.check")
+async def test_definitions_whose_calls_go_to_other_executors_are_listed(
+    environment: Mapping[str, str], caller: Caller
+) -> None:
+    subject = "cg.v1r4.{project_id}.{channel_id}.cmd.tool.jinna.search"
+    await caller.add_tool("proj_c", {**TOOL, "target_subject": subject})
+    result = await checked(environment, "--project", "proj_c")
+    assert f"definitions of proj_c: ok; 0 definitions; of other executors: {TOOL['tool_name']}\n" in result.stdout
+
+
+@requirement("cli.check")
 async def test_a_definition_whose_calls_would_fail_is_named(environment: Mapping[str, str], caller: Caller) -> None:
     await caller.add_tool("proj_a", TOOL)
     await caller.add_tool("proj_b", {**TOOL, "options": {"jina": {"mode": "search"}}})
@@ -761,13 +771,16 @@ _OVER: dict[str, dict[str, Any]] = {
     "durable.full": FULL,
     "nats.silent": {"health": {"dependencies": {"nats": {"ok": False, "reason": "silent"}}}},
     "consumer.lost": {"health": {"dependencies": {"consumer": {"ok": False, "reason": "paused"}}}},
+    "health.changed": {"health": {"dependencies": {"postgres": {"ok": False, "reason": "read-only"}}}},
 }
 
 
 @pytest.mark.parametrize("action", _OVER)
 @requirement("cli.top")
 def test_a_warning_about_a_state_counts_as_recovered_exactly_if_that_state_is_over(action: str) -> None:
-    warning = {"action": action, "count": 1, "message": "why", "ago_s": 1.0, "variable": "KEY"}
+    warning = {"action": action, "count": 1, "message": "why", "ago_s": 1.0, "variable": "KEY"} | {
+        "dependency": "postgres"
+    }
     during = found_problems([{**REPLICA, **_OVER[action], "warnings": [warning]}])
     assert (len(during.now), during.earlier) == (1, [])
     assert action not in during.now[0] or "see" in during.now[0], "the state itself, not the warning"
@@ -846,6 +859,15 @@ def test_top_begins_with_the_problems_and_names_the_errors_of_each_tool() -> Non
     failing = io.StringIO()
     Console(file=failing, width=120).print(top.shown([{**REPLICA, "calls": 3, "failed": 2}, REPLICA]))
     assert failing.getvalue().startswith("no problem is known now, but 2 of 3 calls of the last minute failed\n")
+
+
+@requirement("cli.top")
+def test_a_command_that_is_held_for_long_is_noticed_though_no_state_names_a_cause() -> None:
+    replicas = [{**REPLICA, "oldest_held_s": 34.6}, {**REPLICA, "oldest_held_s": 3.0}]
+    assert but_noticed(replicas) == ", but a command is held for 35 s"
+    failed = ", but 2 of 3 calls of the last minute failed and a command is held for 35 s"
+    assert but_noticed([{**replicas[0], "calls": 3, "failed": 2}, replicas[1]]) == failed
+    assert not but_noticed([{**REPLICA, "oldest_held_s": 19.9}])
 
 
 @requirement("cli.limits")
@@ -942,6 +964,7 @@ def test_lint_marks_errors_by_colour_on_a_terminal_unless_no_color_is_set(
     )  # fmt: skip
     assert "error: " in in_terminal.stdout
     assert ("\x1b[31m" in in_terminal.stdout) == coloured
+    assert ("\x1b" in in_terminal.stdout) == coloured, "no other control sequence, either"
     piped = CliRunner().invoke(app, ["tools", "lint", str(file)])
     assert f"{file}:1:1: error: " in piped.stdout
     assert "\x1b" not in piped.stdout

@@ -507,7 +507,6 @@ def test_recent_warnings_are_grouped_by_action_masked_and_truncated(monkeypatch:
     logger = logging.getLogger("openapi_tool.somewhere")
     try:
         logger.info("not shown", extra={"action": "quiet"})
-        logger.warning("shown by its present state", extra={"action": "health.changed"})
         for number in range(3):
             logger.warning("number %s of %s", number, SECRET, extra={"action": "loud", "project_id": "p"})
         now += 1
@@ -540,6 +539,23 @@ def test_recent_warnings_name_each_project_and_those_of_many_projects_displace_n
     assert [(warning["project_id"], warning["count"]) for warning in full[:2]] == [("p199", 2), ("p198", 2)]
     assert len(full) == 8
     assert warnings.snapshot()[-1]["action"] == "other"
+
+
+@requirement("cli.top")
+def test_an_outage_of_each_dependency_is_a_recent_warning_so_that_it_is_known_after_the_recovery() -> None:
+    warnings, health = RecentWarnings(), Health(redact=str)
+    warnings.install(REDACTOR)
+    try:
+        for name in ("postgres", "nats"):
+            health.record(name, ok=True)
+            health.record(name, ok=False, reason="gone")
+            health.record(name, ok=True)
+        assert [(warning["dependency"], warning["message"]) for warning in warnings.snapshot()] == [
+            ("nats", "nats is unavailable: gone"),
+            ("postgres", "postgres is unavailable: gone"),
+        ]
+    finally:
+        logging.getLogger("openapi_tool").removeHandler(warnings)
 
 
 @requirement("cli.top")
