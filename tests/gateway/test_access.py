@@ -11,6 +11,7 @@ import pytest
 from openapi_tool.http import access, connections
 from openapi_tool.http.access import MAX_BODY_BYTES
 from openapi_tool.local.stack import UpstreamDouble
+from openapi_tool.telemetry.logs import MAX_LINES, ProjectLimit
 from tests.gateway.conftest import PAGE, Serve, until
 from tests.gateway.test_http import READ, raw, sent
 from tests.requirements import requirement
@@ -36,6 +37,16 @@ PREFLIGHT = {"Access-Control-Request-Method": "POST", "Access-Control-Request-He
         ("tools.example.org.attacker.example", 421),
         ("localhost@attacker.example", 421),
         ("attacker.example#localhost", 421),
+        ("attacker.example\\.local", 421),
+        ("[::1]attacker.example", 421),
+        ("attacker.example[::1]", 421),
+        ("[attacker.example]", 421),
+        ("attacker%2eexample", 421),
+        ("attacker\u3002example", 421),
+        (".svc", 421),
+        ("127.0.0.1:65536", 421),
+        ("[fe80::1%25eth0]:80", 200),
+        ("a_b:", 200),
         ("", 421),
     ],
 )
@@ -43,6 +54,15 @@ async def test_a_foreign_host_name_is_refused(serve: Serve, host: str, status: i
     async with serve(gateway={"allowed_hosts": ("tools.example.org",)}) as served:
         answer = await sent(served, f"GET /v1/tools HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
     assert answer.startswith(b"HTTP/1.1 %d" % status), answer[:300]
+
+
+@requirement("gateway.access", "logs.limits")
+async def test_requests_that_are_no_http_do_not_flood_the_log(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.handler.addFilter(ProjectLimit())
+    async with serve() as served:
+        for _ in range(2 * MAX_LINES):
+            assert (await sent(served, b"no HTTP\r\n\r\n")).startswith(b"HTTP/1.1 400")
+    assert len(caplog.records) == MAX_LINES
 
 
 @requirement("gateway.access")
