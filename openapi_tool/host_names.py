@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from ipaddress import ip_address
-from urllib.parse import urlsplit
 
 _INTERNAL = (".localhost", ".local", ".internal", ".svc")
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+(?:%[\w.~%-]+)?)\]|([\w-][\w.-]*))(?::([0-9]{0,5}))?", re.IGNORECASE | re.ASCII)
+"""An IPv6 address in brackets, which may have a zone, or a name or IPv4 address; then perhaps a port."""
+_MAX_PORT = 65_535
 
 
 def host_of_header(header: str) -> str | None:
     """Return the name in a Host header in lower case, without the port; None if the header is malformed."""
-    try:
-        parts = urlsplit(f"//{header}")
-        _ = parts.port  # raises ValueError
-    except ValueError:
+    found = _HOST.fullmatch(header)
+    if found is None or int(found[3] or 0) > _MAX_PORT:
         return None
-    return parts.hostname if parts.netloc == header and "@" not in header else None
+    return (found[1] or found[2]).lower()
 
 
 def is_internal(host: str | None) -> bool:

@@ -137,8 +137,12 @@ class Jwts:
         Raises Unavailable if it cannot be checked.
         """
         claims = await self._claims(text)
+        try:
+            expires = float(claims["exp"])
+        except OverflowError:  # some hundred digits
+            raise JwtRefused from None
         project, agent = (self._id(claims, name) for name in (self.options.project_claim, self.options.agent_claim))
-        return Caller(project, agent), float(claims["exp"]) + LEEWAY_S
+        return Caller(project, agent), expires + LEEWAY_S
 
     async def _claims(self, text: str) -> Mapping[str, Any]:
         if len(text) > _MAX_JWT_CHARS:

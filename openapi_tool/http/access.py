@@ -167,18 +167,12 @@ class Access:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        connection = self._connections.of(scope.get("client"))
-        if connection is None:
-            return  # gone already
-        connection.began()
         try:
-            await self._answer(scope, receive, send, connection)
+            await self._answer(scope, receive, send)
         except Problem as problem:
             await problem.response(scope, receive, send)
-        finally:
-            connection.ended()
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send, connection: Connection) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         if b"%" in scope["raw_path"]:  # none needs it, and a proxy's rule for paths may not decode it
             raise nothing_there()
@@ -203,6 +197,8 @@ class Access:
             body = await read_body(headers, receive, hold)
             if body is None:
                 return  # the client is gone
+            if (connection := self._connections.of(scope["client"])) is None:
+                return  # it went meanwhile
             connection.received()
             scope.setdefault("state", {})["caller"] = entry.caller
             with _ending_with(entry, connection):

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any, cast
 
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_S = 10.0
@@ -42,18 +45,35 @@ class Connections:
             idle.abort()
         self._open[address] = connection
 
-    def discard(self, address: Address) -> None:
-        """Remove a connection."""
-        self._open.pop(address, None)
+    def discard(self, address: Address, connection: Connection) -> None:
+        """Remove a connection, unless another one has its address now."""
+        if self._open.get(address) is connection:
+            del self._open[address]
 
     def of(self, address: Address | None) -> Connection | None:
         """Return a client's connection."""
         return self._open.get(tuple(address)) if address is not None else None  # type: ignore[arg-type]
 
+    def answering(self, app: ASGIApp) -> ASGIApp:
+        """Return an app whose requests begin and end for their connections."""
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            connection = self.of(scope.get("client"))
+            if connection is None:  # gone already; without an answer the server would log a defect
+                await Response(status_code=HTTPStatus.REQUEST_TIMEOUT)(scope, receive, send)
+                return
+            connection.began()
+            try:
+                await app(scope, receive, send)
+            finally:
+                connection.ended()
+
+        return answer
+
     def to_end(self, address: Address, connection: Connection) -> None:
         """Make a connection the one that is idle for the shortest time."""
-        if self._open.pop(address, None) is not None:
-            self._open[address] = connection
+        if self._open.get(address) is connection:
+            self._open[address] = self._open.pop(address)
 
 
 class Connection(asyncio.Protocol):
@@ -122,7 +142,7 @@ class Connection(asyncio.Protocol):
         """See `asyncio.Protocol`."""
         self._is_read = True
         self._within(None)
-        self._connections.discard(self._address)
+        self._connections.discard(self._address, self)
         self._inner.connection_lost(exc)
 
     def abort(self) -> None:

@@ -87,7 +87,7 @@ async def serve_http(
     inner = Starlette(routes=routes, exception_handlers=handlers)
     inner.router.redirect_slashes = False
     access = Access(inner, options, tokens, connections, open_to_all=open_to_all, jwts=jwts)
-    app = _with_cors(access, options.allowed_origins)
+    app = connections.answering(_with_cors(access, options.allowed_origins))
     config = uvicorn.Config(
         app,
         http=cast("Any", connections.protocol),

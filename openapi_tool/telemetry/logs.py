@@ -62,7 +62,7 @@ on_dropped: Callable[[int], None] = lambda _: None  # noqa: E731 - replaced, see
 """Counts lines that could not be written; set by `metrics`, whose import takes too long for `--help`."""
 
 on_limited: Callable[[int], None] = lambda _: None  # noqa: E731 - the same
-"""Counts lines beyond the limit of a project; set by `metrics`."""
+"""Counts lines beyond the limit of a project or a library; set by `metrics`."""
 
 CALL_FIELDS: ContextVar[Callable[[], Mapping[str, Any]]] = ContextVar("call_fields", default=dict)
 """Returns the fields that formatters add to log lines: those of the task's call, else the kernel's protocol."""
@@ -78,7 +78,7 @@ UNLIMITED = frozenset({"call.finished", "tool.disabled", "tool.enabled"})
 """Actions whose lines are never dropped: what became of each call, and which operator disabled or enabled a tool."""
 
 MAX_LINES, WINDOW_S = 20, 60.0
-"""Limit of the lines of each action that a project can cause within these seconds."""
+"""Limit of the lines of each action that a project can cause within these seconds, and of each logger of a library."""
 
 _INDENT = "    "
 _MAX_COUNTS = 4_096  # of lines, by action and project
@@ -320,7 +320,8 @@ class ProjectLimit(logging.Filter):
     """Passes MAX_LINES lines of each action and project within WINDOW_S; drops and counts the others.
 
     The next line that passes has their number as `dropped`. All lines that a project can cause are limited, those of a
-    call and those about a project, except UNLIMITED and lines at debug level, which an operator asks for.
+    call and those about a project, except UNLIMITED and lines at debug level, which an operator asks for. So are the
+    lines of each logger of a library: uvicorn writes one for each request that is no HTTP, whoever sends it.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -338,7 +339,9 @@ class ProjectLimit(logging.Filter):
             return True
         project = getattr(record, _PROJECT, None)
         if project is None and (project := CALL_FIELDS.get()().get(_PROJECT)) is None:
-            return True
+            if record.name.partition(".")[0] == _PACKAGE:
+                return True
+            action, project = record.name, ""
         with self._lock:
             return self._passes(record, (action, project))
 

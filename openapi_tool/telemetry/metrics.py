@@ -225,7 +225,7 @@ MASKED = _counter("masked_values", "Secrets that were masked; `where` is the kin
 # `redact` must not import this module, so it sets the hook there.
 redact.on_masked = lambda where, number: MASKED.labels(where).inc(number)
 LOG_LINES_LIMITED = _counter(
-    "log_lines_limited", "Log lines dropped because their project caused too many of an action."
+    "log_lines_limited", "Log lines dropped because their project caused too many of an action, or a library too many."
 )
 LOG_LINES_DROPPED = _counter(
     "log_lines_dropped", "Log lines dropped: standard error could not be written, or its reader was too slow."

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import socket
+import struct
 import time
 from contextlib import AsyncExitStack, suppress
 
@@ -10,7 +13,9 @@ import pytest
 
 from openapi_tool.http import access, connections
 from openapi_tool.http.access import MAX_BODY_BYTES
+from openapi_tool.http.connections import Connection, Connections
 from openapi_tool.local.stack import UpstreamDouble
+from openapi_tool.telemetry.logs import MAX_LINES, ProjectLimit
 from tests.gateway.conftest import PAGE, Serve, until
 from tests.gateway.test_http import READ, raw, sent
 from tests.requirements import requirement
@@ -36,6 +41,16 @@ PREFLIGHT = {"Access-Control-Request-Method": "POST", "Access-Control-Request-He
         ("tools.example.org.attacker.example", 421),
         ("localhost@attacker.example", 421),
         ("attacker.example#localhost", 421),
+        ("attacker.example\\.local", 421),
+        ("[::1]attacker.example", 421),
+        ("attacker.example[::1]", 421),
+        ("[attacker.example]", 421),
+        ("attacker%2eexample", 421),
+        ("attacker\u3002example", 421),
+        (".svc", 421),
+        ("127.0.0.1:65536", 421),
+        ("[fe80::1%25eth0]:80", 200),
+        ("a_b:", 200),
         ("", 421),
     ],
 )
@@ -43,6 +58,52 @@ async def test_a_foreign_host_name_is_refused(serve: Serve, host: str, status: i
     async with serve(gateway={"allowed_hosts": ("tools.example.org",)}) as served:
         answer = await sent(served, f"GET /v1/tools HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
     assert answer.startswith(b"HTTP/1.1 %d" % status), answer[:300]
+
+
+@requirement("gateway.access", "logs.limits")
+async def test_requests_that_are_no_http_do_not_flood_the_log(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.handler.addFilter(ProjectLimit())
+    async with serve() as served:
+        for _ in range(2 * MAX_LINES):
+            assert (await sent(served, b"no HTTP\r\n\r\n")).startswith(b"HTTP/1.1 400")
+    assert len(caplog.records) == MAX_LINES
+
+
+@requirement("gateway.access")
+async def test_clients_that_are_gone_before_they_are_accepted_are_no_defect(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serve() as served, served.client() as client:
+        for _ in range(5):
+            with socket.create_connection(("127.0.0.1", served.port)) as gone:  # the server runs only at the next await
+                gone.sendall(b"GET /v1/tools HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # reset it
+        assert (await client.get("/v1/tools")).status_code == 200
+        assert (await client.get("/v1/tools")).status_code == 200
+    assert [each.message for each in caplog.records if each.levelno >= logging.ERROR] == []
+
+
+@requirement("gateway.access")
+async def test_the_end_of_a_connection_does_not_affect_a_later_one_of_the_same_address() -> None:
+    open_ones, address = Connections(10), ("127.0.0.1", 1)
+    old, new = (Connection(asyncio.Protocol(), open_ones) for _ in range(2))
+    open_ones.add(address, old)
+    open_ones.add(address, new)
+    open_ones.discard(address, old)
+    open_ones.to_end(address, old)
+    assert open_ones.of(address) is new
+
+
+@requirement("gateway.access")
+async def test_a_connection_stays_open_after_a_preflight(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "HEAD_S", 0.5)
+    origin = "https://chat.example.org"
+    lines = ("OPTIONS /v1/tools HTTP/1.1", "Host: localhost", f"Origin: {origin}", "Access-Control-Request-Method: GET")
+    async with serve(gateway={"allowed_origins": (origin,)}) as served, raw(served) as (reader, writer):
+        writer.write("\r\n".join((*lines, "", "")).encode())
+        assert b" 200 " in await reader.readuntil(b"\r\n\r\nOK")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(reader.read(1), 1.5)
 
 
 @requirement("gateway.access")

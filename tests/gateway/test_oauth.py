@@ -94,6 +94,7 @@ WRONG: dict[str, Callable[[], str]] = {
     "no issuer": lambda: signed(iss=None),
     "expired": lambda: signed(exp=time.time() - 60),
     "no expiry": lambda: signed(exp=None),
+    "an expiry beyond all numbers": lambda: signed(exp=10**400),
     "not yet valid": lambda: signed(nbf=time.time() + 300),
     "unsigned": lambda: with_header(signed(), {"alg": "none", "kid": "rsa"}),
     "an HMAC with the public key": lambda: with_header(

@@ -569,7 +569,8 @@ def _limited(
     limit: ProjectLimit, project: str | None = "noisy", action: str = "some.action", **fields: Any
 ) -> int | None:
     """Return the number of dropped lines that a line reports, or None if it is dropped itself."""
-    made = record("a line", action=action, **fields, **({} if project is None else {"project_id": project}))
+    given = {"name": "openapi_tool.x", **fields, **({} if project is None else {"project_id": project})}
+    made = record("a line", action=action, **given)
     return vars(made).get("dropped", 0) if limit.filter(made) else None
 
 
@@ -592,6 +593,14 @@ def test_final_lines_lines_of_no_project_and_debug_lines_are_not_limited() -> No
         assert [_limited(limit, action=action) for _ in range(500)] == [0] * 500
     assert [_limited(limit, None) for _ in range(500)] == [0] * 500
     assert [_limited(limit, levelno=logging.DEBUG) for _ in range(500)] == [0] * 500
+
+
+@requirement("logs.limits")
+def test_the_lines_of_each_logger_of_a_library_are_limited() -> None:
+    limit = ProjectLimit(lambda: 0.0)
+    for name in ("uvicorn.error", "mcp.server.runner"):
+        assert [_limited(limit, None, name=name) for _ in range(500)] == [0] * MAX_LINES + [None] * (500 - MAX_LINES)
+    assert _limited(limit, name="uvicorn.error") == 0, "a line of a project is counted with this project's"
 
 
 @requirement("hostile.neighbour", "logs.limits")
