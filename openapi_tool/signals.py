@@ -20,7 +20,7 @@ _IGNORED = (
     signal.SIGTTIN,
     signal.SIGTTOU,
 )
-"""Signals that mean nothing to `serve`: each would end it without a drain, or stop it at a write to its terminal.
+"""Signals that mean nothing to a server: each would end it without a drain, or stop it at a write to its terminal.
 
 Python ignores SIGPIPE itself."""
 
@@ -35,6 +35,11 @@ def guard_service() -> None:
     for number in (signal.SIGTERM, signal.SIGQUIT):
         signal.signal(number, _end_at_once)
     signal.signal(signal.SIGHUP, _remember_hang_up)
+    ignore_meaningless()
+
+
+def ignore_meaningless() -> None:
+    """Ignore the signals that mean nothing to a server."""
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
 

@@ -28,6 +28,7 @@ from openapi_tool.protocol.subjects import is_token
 from openapi_tool.reloading import Reloader
 from openapi_tool.settings import CONFIG_VARIABLE, Settings, given_values, load_settings
 from openapi_tool.shutdown import end_process
+from openapi_tool.signals import ignore_meaningless
 from openapi_tool.state.sqlite import StateUnusable
 from openapi_tool.telemetry.health import RECENT_WARNINGS
 from openapi_tool.telemetry.logs import configure_logging, log_crash
@@ -131,7 +132,8 @@ async def _serve(
             end_process(128 + number)
         stop.set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    ignore_meaningless()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
         loop.add_signal_handler(number, end, number)
     loop.add_signal_handler(signal.SIGHUP, reload.set)
     async with AsyncExitStack() as stack:

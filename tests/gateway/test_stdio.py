@@ -269,20 +269,23 @@ def test_calls_go_on_and_the_process_ends_while_another_process_holds_the_lock(
 
 
 @requirement("mcp.cancellation")
-@pytest.mark.parametrize("end", ["closes its end", "SIGTERM"])
+@pytest.mark.parametrize("end", [None, signal.SIGTERM, signal.SIGQUIT])
 def test_a_client_that_is_gone_stops_the_upstream_request_and_the_process(
-    double: UpstreamDouble, environment: dict[str, str], tmp_path: Path, end: str
+    double: UpstreamDouble, environment: dict[str, str], tmp_path: Path, end: signal.Signals | None
 ) -> None:
+    """It closes its end, or the process gets a signal."""
     double.rules({"match": "article", "hang": True})
     budget = {"OPENAPI_TOOL__BUDGETS__PROJECT_DAY_REQUESTS": "1"}
     with raw_client(double, environment, tmp_path / "s", **budget) as client:
         client.call("jina_read", {"url": PAGE})
         double.requests(1)
         began = time.monotonic()
-        if end == "SIGTERM":
-            client.process.send_signal(signal.SIGTERM)
-        else:
+        for meaningless in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):
+            client.process.send_signal(meaningless)
+        if end is None:
             client.stdin.close()
+        else:
+            client.process.send_signal(end)
         assert client.process.wait(10) == 0
         assert time.monotonic() - began < 5
     with closing(sqlite3.connect(tmp_path / "s")) as stored:
