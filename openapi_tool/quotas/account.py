@@ -226,6 +226,7 @@ class Account(SharedRecord):
     def _store_attempts(self, now: float) -> bool:
         """Reserve what the record does not contain, settle what it contains and ended."""
         record, changed = self.record, False
+        missing: list[Attempt] = []
         self._settled = []
         for attempt in self.attempts.values():
             in_record = attempt.id in record.open
@@ -238,8 +239,7 @@ class Account(SharedRecord):
                     changed = True
                 self._settled.append(attempt)
             elif not in_record and attempt.until > now:
-                record.reserve(attempt)
-                changed = True
+                missing.append(attempt)
             elif not in_record and not attempt.stored:
                 record.add(attempt.cost or attempt.need)
                 self._settled.append(attempt)
@@ -247,6 +247,9 @@ class Account(SharedRecord):
         prefix = f"{self.replica}."
         for name in [name for name in record.open if name.startswith(prefix) and name not in self.attempts]:
             del record.open[name]  # of a write that was believed to have failed: it was never sent
+            changed = True
+        for attempt in missing[: record.room]:  # the others once there is room
+            record.reserve(attempt)
             changed = True
         return changed
 
@@ -262,7 +265,7 @@ class Account(SharedRecord):
             need = request.attempt.need
             if request.reserved.done():
                 continue
-            if self.limit.covers(taken.plus(need)) and record.has_room():
+            if self.limit.covers(taken.plus(need)) and record.room:
                 record.reserve(request.attempt)
                 taken = taken.plus(need)
                 self._granted.append(request)

@@ -493,6 +493,7 @@ class KeyLimit(SharedRecord):
     def _store_attempts(self, rates: Rates, now: float) -> bool:
         """Reserve what the record does not contain, settle what it contains and ended."""
         record, changed = self.record, False
+        missing: list[Attempt] = []
         self._settled = []
         for attempt in self.attempts.values():
             in_record = attempt.id in record.open
@@ -504,17 +505,18 @@ class KeyLimit(SharedRecord):
                     record.settle(attempt.id, *attempt.cost, rates)
                     changed = True
                 self._settled.append(attempt)
-            elif not in_record and attempt.until > now:
-                if attempt.cost == NOTHING:
-                    self._settled.append(attempt)
-                    continue
-                record.reserve(attempt, rates)
-                changed = True
-            elif not in_record:
+            elif in_record:
+                continue
+            elif attempt.until > now and attempt.cost != NOTHING:
+                missing.append(attempt)
+            else:
                 self._settled.append(attempt)
         prefix = f"{self.replica}."
         for name in [name for name in record.open if name.startswith(prefix) and name not in self.attempts]:
             record.settle(name, 0, 0, rates)  # of a write that was believed to have failed: it was never sent
+            changed = True
+        for attempt in missing[: record.room]:  # the others once there is room
+            record.reserve(attempt, rates)
             changed = True
         return changed
 
@@ -551,7 +553,8 @@ class KeyLimit(SharedRecord):
             record.turns.serve(key, cost)
             attempt = self._attempt(waiter, now)
             self._granted.append((waiter, attempt))
-            record.reserve(attempt, rates)
+            if record.room:  # not in a full one, by `dry_run`
+                record.reserve(attempt, rates)
         return changed or bool(self._granted)
 
     def _attempt(self, waiter: WaitingCall, now: float) -> Attempt:
