@@ -442,7 +442,7 @@ class KeyLimit(SharedRecord):
             self._offline, self._lost_at = None, 0.0
             log.info("limits are shared again", extra={"action": "limits.shared", **self._log_fields})
         for waiter, attempt in granted:
-            attempt.stored = True
+            attempt.stored = attempt.id in self.record.open
             self._give(waiter, attempt)
         self._review()
 

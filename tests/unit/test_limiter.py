@@ -19,6 +19,7 @@ from openapi_tool.jina.failures import key_failure, upstream_failure
 from openapi_tool.options.budgets import BudgetLimits, BudgetOptions, time_zone
 from openapi_tool.protocol.errors import RateLimited
 from openapi_tool.protocol.projects import AgentKey
+from openapi_tool.quotas import limit_record
 from openapi_tool.quotas.account_record import encode as encode_account
 from openapi_tool.quotas.account_record import unused
 from openapi_tool.quotas.amounts import Amount, Attempt
@@ -542,6 +543,23 @@ async def test_a_dry_run_counts_requests_above_the_limit_and_holds_none_back() -
 
 
 @requirement("limits.waiting", "cli.limits")
+async def test_a_dry_run_holds_no_call_back_although_its_record_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limit_record, "MAX_ENTRIES", 4)
+    async with replicas(1, LimitOptions(search_requests_per_minute=60, dry_run=True)) as world:
+        [limiter] = world.limiters
+        permits = [await world.permit(limiter) for _ in range(20)]
+        record = parse(world.records[RECORD][1])
+        assert record is not None
+        assert len(record.open) + len(record.replicas) == 4
+        for permit in permits:
+            permit.done(1)
+        await asyncio.sleep(2)
+        record = parse(world.records[RECORD][1])
+        assert record is not None
+        assert (record.open, record.requests.total(world.now)) == ({}, 20)
+
+
+@requirement("limits.window")
 async def test_a_cheap_first_read_of_a_small_limit_is_followed_by_a_wait_of_its_estimate() -> None:
     async with replicas(1, LimitOptions(reader_tokens_per_minute=20_000)) as world:
         [limiter] = world.limiters
