@@ -234,13 +234,15 @@ class Account(SharedRecord):
                 if in_record:
                     record.settle(attempt.id, attempt.cost)
                     changed = True
-                elif attempt.until <= now:  # it is charged what it reserved
+                elif attempt.stored:  # it is charged what it reserved
                     record.add(Amount(0, max(0, attempt.cost.tokens - attempt.need.tokens)))
                     changed = True
                 self._settled.append(attempt)
-            elif not in_record and attempt.until > now:
+            elif in_record or attempt.stored:  # if stored, but not there: a replica whose clock is ahead has charged it
+                continue
+            elif attempt.until > now:
                 missing.append(attempt)
-            elif not in_record and not attempt.stored:
+            else:
                 record.add(attempt.cost or attempt.need)
                 self._settled.append(attempt)
                 changed = True

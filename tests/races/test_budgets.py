@@ -534,6 +534,28 @@ def test_limits_that_change_during_a_call_leave_nothing_reserved() -> None:
     run_virtually(work())
 
 
+@pytest.mark.parametrize("ahead_s", [3_600.0, -3_600.0])
+@requirement("budgets.reservations", "budgets.exact")
+def test_a_request_is_charged_once_although_the_clock_of_a_replica_is_wrong(ahead_s: float) -> None:
+    async def work() -> None:
+        world = World()
+        first, second = world.pod(), world.pod()
+        second.budgets.clock = lambda: world.clock() + ahead_s
+        charge: Any = first.budgets.charge(CALLER)
+        reservation = await charge.reserve(1, Deadline.after(30))
+        for _ in range(5):
+            assert await second.call()
+            assert await first.call()
+            await asyncio.sleep(1)
+        reservation.charge(5)
+        await asyncio.sleep(1)
+        [record] = await world.close()
+        assert record.used.requests + record.lost.requests == 11
+        assert record.open == {}
+
+    run_virtually(work())
+
+
 @requirement("budgets.reservations", "budgets.exact")
 def test_after_an_outage_any_number_of_uses_is_reported_while_calls_go_on() -> None:
     """All at once would make a record that the store refuses, and the outage would not end."""
