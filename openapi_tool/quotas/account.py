@@ -230,6 +230,7 @@ class Account(SharedRecord):
         """Reserve what the record does not contain, settle what it contains and ended."""
         record = self.record
         changed = False
+        missing: list[Attempt] = []
         self._settled = []
         for attempt in self.attempts.values():
             in_record = attempt.id in record.open
@@ -237,20 +238,24 @@ class Account(SharedRecord):
                 if in_record:
                     record.settle(attempt.id, attempt.cost)
                     changed = True
-                elif attempt.until <= now:  # it is charged what it reserved
+                elif attempt.stored:  # it is charged what it reserved
                     record.add(Amount(0, max(0, attempt.cost.tokens - attempt.need.tokens)))
                     changed = True
                 self._settled.append(attempt)
-            elif not in_record and attempt.until > now:
-                record.reserve(attempt)
-                changed = True
-            elif not in_record and not attempt.stored:
+            elif in_record or attempt.stored:  # if stored, but not there: a replica whose clock is ahead has charged it
+                continue
+            elif attempt.until > now:
+                missing.append(attempt)
+            else:
                 record.add(attempt.cost or attempt.need)
                 self._settled.append(attempt)
                 changed = True
         prefix = f"{self.replica}."
         for name in [name for name in record.open if name.startswith(prefix) and name not in self.attempts]:
             del record.open[name]  # of a write that was believed to have failed: it was never sent
+            changed = True
+        for attempt in missing[: record.room]:  # the others once there is room
+            record.reserve(attempt)
             changed = True
         return changed
 
@@ -267,7 +272,7 @@ class Account(SharedRecord):
             need = request.attempt.need
             if request.reserved.done():
                 continue
-            if self.limit.covers(taken.plus(need)) and record.has_room():
+            if self.limit.covers(taken.plus(need)) and record.room:
                 record.reserve(request.attempt)
                 taken = taken.plus(need)
                 self._granted.append(request)

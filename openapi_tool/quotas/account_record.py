@@ -11,9 +11,10 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from openapi_tool.quotas.amounts import NOTHING, Amount, Attempt, Time
-from openapi_tool.quotas.limit_record import MAX_CALL_S, MAX_OPEN, MAX_REPLICAS
+from openapi_tool.quotas.limit_record import MAX_CALL_S, MAX_REPLICAS
 
 REPLICA_S = 300.0  # from its last report until a replica is removed
+MAX_OPEN = 4_000  # attempts; a record may have 256 KiB
 WARN_PERCENT = 80  # used, at which a warning is logged
 
 Name = Annotated[str, Field(max_length=100)]
@@ -84,9 +85,10 @@ class AccountRecord(BaseModel):
         """Estimates of the attempts that run."""
         return Amount(sum(one.requests for one in self.open.values()), sum(one.tokens for one in self.open.values()))
 
-    def has_room(self) -> bool:
-        """Return whether the record can hold one more attempt."""
-        return len(self.open) < MAX_OPEN
+    @property
+    def room(self) -> int:
+        """How many more attempts the record can hold."""
+        return max(0, MAX_OPEN - len(self.open))
 
     def reserve(self, attempt: Attempt) -> None:
         """Reserve what an attempt is expected to cost."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 from openapi_tool.concurrency.background import in_background, repeat
 from openapi_tool.options.budgets import BudgetLimits, BudgetOptions, time_zone
@@ -147,6 +148,9 @@ class Budgets:
         self._periods = Periods(time_zone(options.time_zone))
         self._accounts: dict[tuple[AccountId, str], Account] = {}
         self._by_name: dict[str, Account] = {}
+        # Also those that were dropped while a call uses them: two accounts of one record would undo each other's
+        # reservations, as both write them in the name of this replica.
+        self._existing: WeakValueDictionary[tuple[AccountId, str], Account] = WeakValueDictionary()
         self._by_project = {name: options.for_project(name) for name in options.projects}
         self.limited = options.limited or bool(options.projects)
         self._task: asyncio.Task[None] | None = None
@@ -223,9 +227,10 @@ class Budgets:
         key = account_id, period.name
         account = self._accounts.get(key)
         if account is None:
-            account = Account(
+            account = self._existing.get(key) or Account(
                 account_id, limit, period, self._replica, self._store, self.clock, self._sharing, on_write=self._rank
             )
+            self._existing[key] = account
             self._accounts[key] = self._by_name[account.record_name] = account
             self._rank(account)
             self._task = self._task or in_background(repeat(self._tick, _TICK_S, "the budgets"), "budgets")

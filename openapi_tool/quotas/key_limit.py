@@ -456,7 +456,7 @@ class KeyLimit(SharedRecord):
             self._lost_at = 0.0
             log.info("limits are shared again", extra={"action": "limits.shared", **self._log_fields})
         for waiter, attempt in granted:
-            attempt.stored = True
+            attempt.stored = attempt.id in self.record.open
             self._give(waiter, attempt)
         self._review()
 
@@ -508,6 +508,7 @@ class KeyLimit(SharedRecord):
         """Reserve what the record does not contain, settle what it contains and ended."""
         record = self.record
         changed = False
+        missing: list[Attempt] = []
         self._settled = []
         for attempt in self.attempts.values():
             in_record = attempt.id in record.open
@@ -519,17 +520,18 @@ class KeyLimit(SharedRecord):
                     record.settle(attempt.id, *attempt.cost, rates)
                     changed = True
                 self._settled.append(attempt)
-            elif not in_record and attempt.until > now:
-                if attempt.cost == NOTHING:
-                    self._settled.append(attempt)
-                    continue
-                record.reserve(attempt, rates)
-                changed = True
-            elif not in_record:
+            elif in_record:
+                continue
+            elif attempt.until > now and attempt.cost != NOTHING:
+                missing.append(attempt)
+            else:
                 self._settled.append(attempt)
         prefix = f"{self.replica}."
         for name in [name for name in record.open if name.startswith(prefix) and name not in self.attempts]:
             record.settle(name, 0, 0, rates)  # of a write that was believed to have failed: it was never sent
+            changed = True
+        for attempt in missing[: record.room]:  # the others once there is room
+            record.reserve(attempt, rates)
             changed = True
         return changed
 
@@ -566,7 +568,8 @@ class KeyLimit(SharedRecord):
             record.turns.serve(key, cost)
             attempt = self._attempt(waiter, now)
             self._granted.append((waiter, attempt))
-            record.reserve(attempt, self.in_force)
+            if record.room:  # not in a full one, by `dry_run`
+                record.reserve(attempt, self.in_force)
         return changed or bool(self._granted)
 
     def _attempt(self, waiter: WaitingCall, now: float) -> Attempt:

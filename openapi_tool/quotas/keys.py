@@ -227,6 +227,9 @@ class Keys:
             return await self._apply(self._name_of(use), change) or use not in self.blocked
         except Unavailable:
             return True  # without the store each replica tries
+        except asyncio.CancelledError:
+            self.end_trial(use)  # nobody knows whether it is claimed
+            raise
 
     def record_refusal(self, use: KeyUse, key: SecretStr, status: int, call_number: int) -> None:
         """Record a refusal of the sent key with a status of `STATES`; `call_number` as `PermitRequest.call`."""

@@ -18,7 +18,7 @@ from openapi_tool.quotas.window import COUNTS_S, MARGIN_S, Window
 REPLICA_S = 60.0  # from its last report until a replica is removed
 WAITING_S = 2.0  # for which what waits at a replica counts after its last report: then it was killed
 MAX_REPLICAS = 1_000
-MAX_OPEN = 4_000  # attempts; a record may have 256 KiB
+MAX_ENTRIES = 2_400  # attempts and replicas; a record may have 256 KiB
 MAX_CALL_S = 86_400.0 + 600.0
 MAX_PAUSE_S = 120.0
 RECOVERY_S = 5.0  # after an outage, until the part of a silent replica counts as used
@@ -131,9 +131,14 @@ class LimitRecord(BaseModel):
         recovering_s = self.recovery.until - now if self.recovery is not None and self.recovery.missing else 0.0
         return max(0.0, self.paused_until - now, recovering_s)
 
+    @property
+    def room(self) -> int:
+        """How many more attempts the record can hold."""
+        return max(0, MAX_ENTRIES - len(self.open) - len(self.replicas))
+
     def has_room(self, rates: Rates, unit: int, before: int, now: float) -> bool:
         """Return whether a request of `unit` tokens may be sent now, after `before` others."""
-        if self.paused_s(now) or len(self.open) + before >= MAX_OPEN:
+        if self.paused_s(now) or before >= self.room:
             return False
         if rates.requests is None and self.is_observed(now) and not self._may_follow(before):
             return False

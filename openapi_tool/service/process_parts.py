@@ -85,11 +85,12 @@ def open_process_parts(
             metrics.KEYS_REFUSED.labels(variable, operation.name)  # so that an alert sees the first refusal
     clock = ServerClock()
     limit_records, budget_records = RecordStore(LIMITS), RecordStore(BUDGETS)
-    limit_replica = secrets.token_hex(5)  # short: a record of limits contains up to 1,000 names
-    limiter = Limiter(limit_replica, settings.limits, limit_records, clock.time, key_failure, settings.fairness.weights)
+    # Short, as a record contains up to 1,000 names and 4,000 attempts; random, as a restarted process may have the
+    # same host and process number.
+    replica = secrets.token_hex(5)
+    limiter = Limiter(replica, settings.limits, limit_records, clock.time, key_failure, settings.fairness.weights)
     limiter.keys.set_secrets(bootstrap.secrets)
-    budget_replica = f"{INSTANCE}-{secrets.token_hex(3)}"  # a restarted process may have the same name
-    budgets = Budgets(budget_replica, settings.budgets, budget_records, clock.time, limiter.max_wait_share)
+    budgets = Budgets(replica, settings.budgets, budget_records, clock.time, limiter.max_wait_share)
     for scope in SCOPES:
         metrics.BUDGET_USED.labels(scope).set_function(partial(budgets.largest_used_fraction, scope))
     health = bootstrap.health

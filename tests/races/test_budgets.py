@@ -33,6 +33,7 @@ from openapi_tool.quotas.account import Account
 from openapi_tool.quotas.account_record import AccountRecord, parse
 from openapi_tool.quotas.budgets import Budgets, Spender
 from openapi_tool.quotas.permits import Permit, PermitRequest, Unlimited
+from openapi_tool.state.nats_kv import MAX_VALUE_BYTES
 from openapi_tool.state.port import OnChange, Stored
 from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.deadlines import Deadline
@@ -83,6 +84,8 @@ class Pod:
 
     async def write(self, key: str, value: bytes, revision: int) -> int | None:
         await self.request()
+        if len(value) > MAX_VALUE_BYTES:
+            raise Unavailable("the record is too large")
         written = self.world.write(key, value, revision)
         await self.step()
         return written
@@ -534,6 +537,50 @@ def test_limits_that_change_during_a_call_leave_nothing_reserved() -> None:
     run_virtually(work())
 
 
+@pytest.mark.parametrize("ahead_s", [3_600.0, -3_600.0])
+@requirement("budgets.reservations", "budgets.exact")
+def test_a_request_is_charged_once_although_the_clock_of_a_replica_is_wrong(ahead_s: float) -> None:
+    async def work() -> None:
+        world = World()
+        first, second = world.pod(), world.pod()
+        second.budgets.clock = lambda: world.clock() + ahead_s
+        charge: Any = first.budgets.accounts_of(CALLER)
+        reservation = await charge.reserve(1, Deadline.after(30))
+        for _ in range(5):
+            assert await second.call()
+            assert await first.call()
+            await asyncio.sleep(1)
+        reservation.charge(5)
+        await asyncio.sleep(1)
+        [record] = await world.close()
+        assert record.used.requests + record.lost.requests == 11
+        assert record.open == {}
+
+    run_virtually(work())
+
+
+@requirement("budgets.reservations", "budgets.exact")
+def test_after_an_outage_any_number_of_uses_is_reported_while_calls_go_on() -> None:
+    """All at once would make a record that the store refuses, and the outage would not end."""
+
+    async def work() -> None:
+        world = World(BudgetOptions(project_day_requests=1_000_000))
+        pods = [world.pod() for _ in range(2)]
+        assert [await pod.call() for pod in pods] == [True, True]
+        world.down = True
+        await asyncio.gather(*(pod.call() for pod in pods * 10_000))
+        assert world.sent == 20_002
+        world.down = False
+        for _ in range(10):
+            await asyncio.sleep(1)
+            await asyncio.gather(*(pod.call() for pod in pods * 50))
+        assert not any(pod.budgets.outage() for pod in pods)
+        [record] = await world.close()
+        assert (record.used.requests, record.lost.requests, record.open) == (world.sent, 0, {})
+
+    run_virtually(work())
+
+
 @requirement("budgets.calls")
 def test_an_estimate_is_the_mean_of_the_tool_and_a_nearly_used_budget_is_reported() -> None:
     async def work() -> None:
@@ -622,6 +669,26 @@ def test_an_account_that_is_dropped_before_its_call_reserves_is_charged(monkeypa
         (await accounts.reserve(1, Deadline.after(1))).charge(0)
         [record] = await world.close()
         assert record.used.requests == 1
+
+    run_virtually(work())
+
+
+@requirement("budgets.exact", "hostile.neighbour")
+def test_calls_of_an_account_that_is_dropped_between_them_count_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budgets_module, "_MAX_ACCOUNTS", 0)
+
+    async def work() -> None:
+        world = World()
+        pod = world.pod()
+        earlier: Any = pod.budgets.accounts_of(CALLER)
+        await asyncio.sleep(3)
+        assert not pod.budgets._accounts  # noqa: SLF001
+        later: Any = pod.budgets.accounts_of(CALLER)
+        reservations = [await charge.reserve(1, Deadline.after(10)) for charge in (earlier, later, earlier, later)]
+        for reservation in reservations:
+            reservation.charge(0)
+        [record] = await world.close()
+        assert (record.used.requests, record.lost.requests, record.open) == (4, 0, {})
 
     run_virtually(work())
 

@@ -21,6 +21,7 @@ from openapi_tool.quotas.limiter import Limiter
 from openapi_tool.quotas.options import LimitOptions
 from openapi_tool.quotas.permits import PermitRequest
 from openapi_tool.state.memory import MemoryRecords
+from openapi_tool.state.nats_kv import MAX_VALUE_BYTES
 from openapi_tool.state.port import OnChange, Stored
 from openapi_tool.tools.deadlines import Deadline
 from openapi_tool.tools.secret_variables import Secrets
@@ -58,6 +59,8 @@ class Pod:
 
     async def write(self, key: str, value: bytes, revision: int) -> int | None:
         await self._reach()
+        if len(value) > MAX_VALUE_BYTES:
+            raise Unavailable("the record is too large")
         written = await self.world.store.write(key, value, revision)
         await asyncio.sleep(LATENCY_S)
         await self.running.wait()
@@ -412,6 +415,33 @@ def test_an_outage_of_the_store_causes_hardly_any_429() -> None:
         assert world.most_in_a_window() <= 300
         assert len(world.answered_429) <= 0.005 * len(world.sent)
         assert len(world.sent) >= 0.85 * 300 * 150 / WINDOW_S
+
+    run_virtually(work())
+
+
+@requirement("limits.shared")
+def test_after_an_outage_any_number_of_requests_is_counted_while_calls_go_on() -> None:
+    """All at once would make a record that the store refuses, and the outage would not end."""
+
+    async def work() -> None:
+        world = World(LimitOptions(search_requests_per_minute=100_000, search_concurrent=50_000))
+        pods = [world.pod() for _ in range(2)]
+
+        async def calls(number: int) -> None:
+            await asyncio.gather(*(world.call(pod, "one", 30, 1) for pod in pods * number))
+
+        await calls(1)
+        world.down = True
+        await calls(8_000)
+        assert len(world.sent) > 10_000
+        world.down = False
+        for _ in range(10):
+            await asyncio.sleep(1)
+            await calls(20)
+        assert not any(limit["offline"] for pod in pods for limit in pod.limiter.snapshot())
+        assert max(limit["used"] for pod in pods for limit in pod.limiter.snapshot()) == len(world.sent)
+        for pod in pods:
+            await pod.limiter.aclose()
 
     run_virtually(work())
 

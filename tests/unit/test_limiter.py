@@ -13,16 +13,32 @@ import orjson
 import pytest
 
 from openapi_tool.cli.limits import combined_budgets
+from openapi_tool.fair_queue import project_key
 from openapi_tool.jina.endpoints import ENDPOINTS
 from openapi_tool.jina.failures import key_failure, upstream_failure
 from openapi_tool.options.budgets import BudgetLimits, BudgetOptions, time_zone
 from openapi_tool.protocol.errors import RateLimited
 from openapi_tool.protocol.projects import AgentKey
-from openapi_tool.quotas.limit_record import LEARNED_S, LimitRecord, parse
+from openapi_tool.quotas import limit_record
+from openapi_tool.quotas.account_record import encode as encode_account
+from openapi_tool.quotas.account_record import unused
+from openapi_tool.quotas.amounts import Amount, Attempt
+from openapi_tool.quotas.limit_record import (
+    LEARNED_S,
+    MAX_REPLICAS,
+    LimitRecord,
+    Rates,
+    Recovery,
+    Replica,
+    WaitingCalls,
+    encode,
+    parse,
+)
 from openapi_tool.quotas.limiter import Limiter
 from openapi_tool.quotas.options import KeyLimits, LimitOptions
 from openapi_tool.quotas.periods import Periods
 from openapi_tool.quotas.permits import Permit, PermitRequest
+from openapi_tool.state.nats_kv import MAX_VALUE_BYTES
 from openapi_tool.state.port import Stored
 from openapi_tool.tools.deadlines import Deadline
 from tests.requirements import requirement
@@ -55,6 +71,29 @@ async def test_a_record_that_is_damaged_or_of_another_version_stops_no_call(
         for limiter in world.limiters:
             (await world.permit(limiter)).done(1)
     assert "limits.unreadable" in [getattr(record, "action", None) for record in caplog.records]
+
+
+@requirement("limits.shared", "budgets.reservations")
+def test_the_fullest_record_fits_into_its_bucket() -> None:
+    now, names = 1_900_000_000.123, [f"{number:010x}" for number in range(MAX_REPLICAS)]
+    for count in (1, 50, MAX_REPLICAS):
+        limit, rates = LimitRecord(), Rates(5_000, 1_000_000, 5_000)
+        for name in names[:count]:
+            waiting = {project_key(f"{name} {at}"): WaitingCalls(1_000, now) for at in range(min(20, 1_000 // count))}
+            limit.replicas[name] = Replica(seen=now, waiting=waiting, counted=now)
+        limit.recovery = Recovery(until=now, missing=names[:count], requests=5_000, tokens=1_000_000)
+        account = unused({"scope": "session", "project": "x" * 255, "who": "x" * 255, "tool": "x" * 255})
+        account.replicas = dict.fromkeys(names[:count], now)
+        while limit.room or account.room:
+            number = limit.room + account.room
+            attempt = Attempt(f"{names[0]}.ffff{number:x}", now - number / 100, Amount(1, 1_000_000), now, f"p{number}")
+            if limit.room:
+                limit.reserve(attempt, rates)
+                limit.turns.serve(project_key(attempt.project), 1 / 3)
+            if account.room:
+                account.reserve(attempt)
+        assert len(encode(limit)) < MAX_VALUE_BYTES
+        assert len(encode_account(account)) < MAX_VALUE_BYTES
 
 
 @requirement("limits.window")
@@ -504,6 +543,23 @@ async def test_a_dry_run_counts_requests_above_the_limit_and_holds_none_back() -
 
 
 @requirement("limits.waiting", "cli.limits")
+async def test_a_dry_run_holds_no_call_back_although_its_record_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limit_record, "MAX_ENTRIES", 4)
+    async with replicas(1, LimitOptions(search_requests_per_minute=60, dry_run=True)) as world:
+        [limiter] = world.limiters
+        permits = [await world.permit(limiter) for _ in range(20)]
+        record = parse(world.records[RECORD][1])
+        assert record is not None
+        assert len(record.open) + len(record.replicas) == 4
+        for permit in permits:
+            permit.done(1)
+        await asyncio.sleep(2)
+        record = parse(world.records[RECORD][1])
+        assert record is not None
+        assert (record.open, record.requests.total(world.now)) == ({}, 20)
+
+
+@requirement("limits.window")
 async def test_a_cheap_first_read_of_a_small_limit_is_followed_by_a_wait_of_its_estimate() -> None:
     async with replicas(1, LimitOptions(reader_tokens_per_minute=20_000)) as world:
         [limiter] = world.limiters

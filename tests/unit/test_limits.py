@@ -308,6 +308,28 @@ async def test_one_call_of_all_replicas_tries_a_blocked_key_again(record_lost: b
         assert two.keys.snapshot() == []
 
 
+@pytest.mark.parametrize("options", [NO_LIMITS, LimitOptions(search_requests_per_minute=10)])
+@requirement("keys.tried_again")
+async def test_a_trial_that_is_cancelled_at_any_await_is_left_to_the_next_call(options: LimitOptions) -> None:
+    for iterations in range(30):
+        async with replicas(2, options) as world:
+            one, two = world.limiters
+            for limiter in (one, two):
+                await world.refused(limiter, 40201)
+            world.now += RETRY_S
+            trial = asyncio.create_task(world.permit(two))
+            for _ in range(iterations):
+                await asyncio.sleep(0)
+            if not trial.done():
+                trial.cancel()
+                await asyncio.wait([trial])
+                await world.settled()
+                trial = asyncio.create_task(world.permit(two))
+            (await trial).done(1)
+            await world.settled()
+            assert two.keys.snapshot() == one.keys.snapshot() == []
+
+
 @requirement("keys.tried_again")
 async def test_a_new_value_is_not_blocked_by_refusals_of_the_old_one() -> None:
     async with replicas(1) as world:
