@@ -229,15 +229,15 @@ def operator_envs(settings: Settings) -> OperatorEnvs:
     return OperatorEnvs(variables, parameters)
 
 
-def lint_limits(settings: Settings, *, configured: bool = False) -> LintLimits:
-    """Return the limits for the linter; `configured` as in LintLimits."""
+def lint_limits(settings: Settings, *, known_to_be_serving: bool = False) -> LintLimits:
+    """Return the limits for the linter; `known_to_be_serving` as in LintLimits."""
     return LintLimits(
         executor=settings.executor,
         tools=settings.tools,
         targets=frozenset({settings.protocol.target, *settings.tools.jina.services}),
         env_parameters=operator_envs(settings).parameters,
         allowed_env=frozenset(settings.tool_variables),
-        configured=configured,
+        known_to_be_serving=known_to_be_serving,
         budgets=settings.budgets,
     )
 

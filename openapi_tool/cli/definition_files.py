@@ -68,7 +68,7 @@ def lint_files(files: Sequence[Path], config: Path | None = None) -> list[Locate
     """
     with variable_set(CONFIG_VARIABLE, None if config is None else str(config)):
         settings = load_settings(NO_DATABASE)
-    return _lint(_sources(files), settings, configured=config is not None)
+    return _lint(_sources(files), settings, known_to_be_serving=config is not None)
 
 
 def load_definitions(files: Sequence[Path]) -> list[LoadedDefinition]:
@@ -83,9 +83,9 @@ def load_definitions(files: Sequence[Path]) -> list[LoadedDefinition]:
 
 
 def _lint(
-    sources: Sequence[tuple[str, Source]], settings: Settings, *, configured: bool = False
+    sources: Sequence[tuple[str, Source]], settings: Settings, *, known_to_be_serving: bool = False
 ) -> list[LocatedProblem]:
-    limits = lint_limits(settings, configured=configured)
+    limits = lint_limits(settings, known_to_be_serving=known_to_be_serving)
     located = _duplicate_names(sources)
     for name, source in sources:
         problems = source_problems(source, limits, settings.url_policy)

@@ -5,6 +5,7 @@ Both run the steps of a call that do not depend on the model's arguments, with t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,7 +22,7 @@ from openapi_tool.protocol.cards import ToolCall
 from openapi_tool.protocol.command import AFTER_EXECUTION
 from openapi_tool.protocol.errors import BadRequest, TargetRefused, ToolError, ToolMisconfigured
 from openapi_tool.protocol.identity import CallIdentity
-from openapi_tool.protocol.jsontext import object_at
+from openapi_tool.protocol.jsontext import JsonObject, JsonValue, object_at
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.tools.argument_names import fold
 from openapi_tool.tools.arguments import (
@@ -45,7 +46,7 @@ from openapi_tool.tools.arguments import (
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.declaration import suspend_timeout
 from openapi_tool.tools.definition import ToolDefinition, parse_definition, upstream_section
-from openapi_tool.tools.lint import ARGS, PROPERTIES, SIZES, LintLimits, fits, general_problems, samples
+from openapi_tool.tools.lint import ARGS, PROPERTIES, LintLimits, lint_general, value_fits
 from openapi_tool.tools.placeholders import is_template, placeholder_values, render, texts_in
 from openapi_tool.tools.problems import Path, Problem
 from openapi_tool.tools.result_request import request_problems
@@ -201,7 +202,7 @@ def definition_problems(
     """Return every problem, errors first, one for each path and message."""
     if not isinstance(document, dict):
         return [Problem((), "must be an object with tool_name, target_subject, after_execution and options")]
-    definition, found = general_problems(document, limits)
+    definition, found = lint_general(document, limits)
     found += _env_problems(document, limits)
     if definition is not None:
         found += _SampleCalls(document, definition, limits, rules).problems()
@@ -364,9 +365,9 @@ class _SampleCalls:
         if unknown := self._refusals(name, ["a"] if of_list else None):
             yield from (self._with_hint(replace(problem, path=path)) for problem in unknown)
             return
-        for where, values in samples(rule, of_list=of_list):
+        for where, values in _samples(rule, of_list=of_list):
             # Of a refused text or item a larger size proves nothing.
-            by_size = where[0] in SIZES
+            by_size = where[0] in _SIZES
             tried = [one for one in values if not (by_size and self._refusals(name, _smallest(one), unfit=True))]
             found = [self._refusals(name, value) for value in tried]
             if found and all(found):
@@ -396,7 +397,7 @@ class _SampleCalls:
             given[CURSOR] = "a"
         call = _sample_call(replace(self.definition, defaults={}, fixed={}), given | {name: value})
         if problems := request_problems(self.definition, call):
-            fit = unfit or fits(dict(object_at(self.shown, name)), value)
+            fit = unfit or value_fits(dict(object_at(self.shown, name)), value)
             return [replace(problem, path=(name,)) for problem in problems if fit]
         if requested_cursor(self.definition, call) is not None:
             return []
@@ -457,3 +458,49 @@ class _SampleCalls:
         if wanted is None or wanted == self.built_in.list_argument:
             return name == wanted
         return self.endpoint.find(name) is self.endpoint.find(wanted)
+
+
+# Samples of each JSON type; a parameter that refuses all of them refuses the type.
+_SAMPLES: Mapping[str, list[JsonValue]] = {
+    "string": [],  # others may be accepted
+    "integer": [1, 500],
+    "number": [1, 500],
+    "boolean": [True],
+    "array": [["a"]],
+    "object": [{"a": 1}],
+}
+_SIZES = ("minLength", "minItems")
+_ABOVE_LIMITS = 2_001  # characters of a text, items of a list: more than the executor accepts
+
+
+def _samples(rule: JsonObject, *, of_list: bool = False) -> Iterator[tuple[Path, list[JsonValue]]]:
+    """Yield values that a schema allows, by keyword; `of_list` if it is of a batch's items."""
+    kind, items, choices = str(rule.get("type")), rule.get("items"), rule.get("enum")
+    yield ("type",), ["a"] if of_list and kind == "string" else _SAMPLES.get(kind, [])
+    yield from (((word,), [rule[word]]) for word in ("default", "const") if word in rule)
+    for word, inwards in (("minimum", math.ceil), ("maximum", math.floor)):
+        limit = rule.get(word)
+        if kind == "integer" and isinstance(limit, float) and math.isfinite(limit):
+            limit = inwards(limit)
+        if word in rule and value_fits(rule, limit):  # an exclusive limit may exclude it
+            yield (word,), [limit]
+    if of_list and isinstance(most := rule.get("maxItems"), int):
+        yield ("maxItems",), [["a"] * min(max(most, 0), _ABOVE_LIMITS)]
+    yield from ((("enum", place), [value]) for place, value in enumerate(choices if isinstance(choices, list) else ()))
+    lists: list[list[JsonValue]] = [["a"]]
+    if isinstance(items, dict) and (kind == "array" or (of_list and kind not in _SAMPLES)):
+        for where, values in _samples(items):
+            lists += (of_items := [[value] for value in values])
+            yield ("items", *where), [*of_items]
+    for keyword in ("exclusiveMinimum", "exclusiveMaximum", *_SIZES):
+        limit = rule.get(keyword)
+        # 0 is the size that any text or list has without the keyword.
+        if isinstance(limit, int) and kind in _SAMPLES and (limit or keyword not in _SIZES):
+            size = min(max(limit, 0), _ABOVE_LIMITS)
+            nearest: dict[str, list[JsonValue]] = {
+                "exclusiveMinimum": [limit + 1],
+                "exclusiveMaximum": [limit - 1],
+                "minLength": ["a" * size],
+                "minItems": [one * size for one in lists],
+            }
+            yield (keyword,), [value for value in nearest[keyword] if value_fits(rule, value, if_broken=False)]

@@ -49,7 +49,7 @@ class ToolResultContent(ResultContent):
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class ResultCard:
     """Tool.result card to be written."""
 
     card_id: str
@@ -144,7 +144,7 @@ def result_card(
     result: object,
     error: ErrorObject | None,
     tool_output: ToolOutputObject | None,
-) -> Card:
+) -> ResultCard:
     """Build the tool.result card with exactly the fields that readers accept."""
     metadata: dict[str, object] = {
         "type": TOOL_RESULT,
@@ -166,7 +166,7 @@ def result_card(
         "result": result,
         "error": None if error is None else error.copy(),
     }
-    return Card(new_id(), identity.tool_call_id, content, metadata)
+    return ResultCard(new_id(), identity.tool_call_id, content, metadata)
 
 
 def artifact_card(

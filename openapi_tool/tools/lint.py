@@ -5,7 +5,6 @@ No message repeats a value that could be a key.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -55,7 +54,8 @@ class LintLimits:
     - `targets`: the tokens TARGET of its subjects.
     - `env_parameters`: the folded names of arguments that may take a secret, beside `api_key`.
     - `allowed_env`: the variables that it passes to tools, None if unknown.
-    - `configured`: whether these are known to be its settings; then another variable is an error, else a warning.
+    - `known_to_be_serving`: these are known to be its settings; then another variable is an error, else a
+      warning.
     - `budgets`: those of every project.
     """
 
@@ -64,7 +64,7 @@ class LintLimits:
     targets: frozenset[str] = frozenset({"jina"})
     env_parameters: frozenset[str] = frozenset()
     allowed_env: frozenset[str] | None = None
-    configured: bool = False
+    known_to_be_serving: bool = False
     budgets: BudgetLimits = field(default_factory=BudgetLimits)
 
     def max_call_s(self, document: Mapping[str, JsonValue]) -> float:
@@ -72,9 +72,7 @@ class LintLimits:
         return max(self.executor.worker_timeout_s, _number(document, _SUSPEND) or 0) - self.executor.commit_margin_s
 
 
-def general_problems(
-    document: Mapping[str, JsonValue], limits: LintLimits
-) -> tuple[ToolDefinition | None, list[Problem]]:
+def lint_general(document: Mapping[str, JsonValue], limits: LintLimits) -> tuple[ToolDefinition | None, list[Problem]]:
     """Return the definition, None if it cannot be parsed, and its problems."""
     found = [
         *file_problems(document),
@@ -168,7 +166,7 @@ def _argument_problems(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
         rule = shown.get(name)
         if isinstance(rule, dict) and is_template(value) and "type" in rule:
             rule = {"type": rule["type"]}  # its text is not known yet
-        if isinstance(rule, dict) and not fits(rule, value):
+        if isinstance(rule, dict) and not value_fits(rule, value):
             message = f"does not fit parameters.properties.{name}, so every call without the argument fails; change one"
             yield Problem((*ARGS, "defaults", name), message)
 
@@ -214,7 +212,7 @@ def _secret_problems(document: Mapping[str, JsonValue], limits: LintLimits) -> I
         elif limits.allowed_env is not None and text not in limits.allowed_env:
             hint = did_you_mean(text, limits.allowed_env) or "; list it in secrets.allowed_env"
             message = f"{short(text)} is no variable that these settings pass to tools{hint}"
-            yield Problem(path, message, warning=not limits.configured)
+            yield Problem(path, message, warning=not limits.known_to_be_serving)
 
 
 def _time_problems(document: Mapping[str, JsonValue], limits: LintLimits) -> Iterator[Problem]:
@@ -270,7 +268,7 @@ def _schema_conflicts(schema: JsonValue, path: Path, depth: int = 0) -> Iterator
             yield Problem((*path, low), f"is more than {high}, so no value fits; change one of them")
     yield from _required_conflicts(schema.get("required"), named, (*path, "required"))
     for keyword in ("default", "const"):
-        if keyword in schema and not fits(schema, schema[keyword]):
+        if keyword in schema and not value_fits(schema, schema[keyword]):
             yield Problem((*path, keyword), "does not fit its own schema; change one of them")
     for name, rule in named.items():
         yield from _schema_conflicts(rule, (*path, "properties", name), depth + 1)
@@ -287,55 +285,9 @@ def _required_conflicts(required: JsonValue, named: Mapping[str, JsonValue], pat
             yield Problem((*path, place), "is named twice; take one out")
 
 
-def fits(schema: JsonObject, value: JsonValue, *, if_broken: bool = True) -> bool:
+def value_fits(schema: JsonObject, value: JsonValue, *, if_broken: bool = True) -> bool:
     """Return whether a value fits; `if_broken` for a schema that cannot be compiled, which is reported elsewhere."""
     try:
         return not schema_problems({"properties": {"value": schema}}, {"value": value})
     except ToolMisconfigured:
         return if_broken
-
-
-# Samples of each JSON type; a parameter that refuses all of them refuses the type.
-_SAMPLES: Mapping[str, list[JsonValue]] = {
-    "string": [],  # others may be accepted
-    "integer": [1, 500],
-    "number": [1, 500],
-    "boolean": [True],
-    "array": [["a"]],
-    "object": [{"a": 1}],
-}
-SIZES = ("minLength", "minItems")
-_ABOVE_LIMITS = 2_001  # characters of a text, items of a list: more than the executor accepts
-
-
-def samples(rule: JsonObject, *, of_list: bool = False) -> Iterator[tuple[Path, list[JsonValue]]]:
-    """Yield values that a schema allows, by keyword; `of_list` if it is of a batch's items."""
-    kind, items, choices = str(rule.get("type")), rule.get("items"), rule.get("enum")
-    yield ("type",), ["a"] if of_list and kind == "string" else _SAMPLES.get(kind, [])
-    yield from (((word,), [rule[word]]) for word in ("default", "const") if word in rule)
-    for word, inwards in (("minimum", math.ceil), ("maximum", math.floor)):
-        limit = rule.get(word)
-        if kind == "integer" and isinstance(limit, float) and math.isfinite(limit):
-            limit = inwards(limit)
-        if word in rule and fits(rule, limit):  # an exclusive limit may exclude it
-            yield (word,), [limit]
-    if of_list and isinstance(most := rule.get("maxItems"), int):
-        yield ("maxItems",), [["a"] * min(max(most, 0), _ABOVE_LIMITS)]
-    yield from ((("enum", place), [value]) for place, value in enumerate(choices if isinstance(choices, list) else ()))
-    lists: list[list[JsonValue]] = [["a"]]
-    if isinstance(items, dict) and (kind == "array" or (of_list and kind not in _SAMPLES)):
-        for where, values in samples(items):
-            lists += (of_items := [[value] for value in values])
-            yield ("items", *where), [*of_items]
-    for keyword in ("exclusiveMinimum", "exclusiveMaximum", *SIZES):
-        limit = rule.get(keyword)
-        # 0 is the size that any text or list has without the keyword.
-        if isinstance(limit, int) and kind in _SAMPLES and (limit or keyword not in SIZES):
-            size = min(max(limit, 0), _ABOVE_LIMITS)
-            nearest: dict[str, list[JsonValue]] = {
-                "exclusiveMinimum": [limit + 1],
-                "exclusiveMaximum": [limit - 1],
-                "minLength": ["a" * size],
-                "minItems": [one * size for one in lists],
-            }
-            yield (keyword,), [value for value in nearest[keyword] if fits(rule, value, if_broken=False)]

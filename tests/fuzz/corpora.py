@@ -31,7 +31,7 @@ from nats.js.errors import BucketNotFoundError
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.jina.parameters import REFUSED
 from openapi_tool.local.recordings import load_recordings
-from openapi_tool.protocol.cards import ArtifactCard, Card
+from openapi_tool.protocol.cards import ArtifactCard, ResultCard
 from openapi_tool.protocol.command import Command, Delivery
 from openapi_tool.protocol.records import Artifact, CallRecords, CardRecord, DefinitionRecord, RequestEdgeRecord
 from openapi_tool.protocol.report import Report, TurnCondition
@@ -333,7 +333,7 @@ class _Kernel:
 
     async def commit(
         self,
-        card: Card,
+        card: ResultCard,
         report: Report,
         artifact: ArtifactCard | None,
         condition: TurnCondition | None,

@@ -38,7 +38,7 @@ from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.nats_records.record_store import BUDGETS
 from openapi_tool.options.postgres import PoolOptions, PostgresOptions
 from openapi_tool.protocol.attempts import UpstreamAttempt
-from openapi_tool.protocol.cards import Card, new_id, result_card
+from openapi_tool.protocol.cards import ResultCard, new_id, result_card
 from openapi_tool.protocol.errors import NeedsOperator, RateLimited, Unavailable
 from openapi_tool.quotas.account import AccountId
 from openapi_tool.quotas.account_record import OpenAttempt, Uses, encode, unused
@@ -893,7 +893,7 @@ def limited(cost: Usage, ms: int) -> ResultFields:
     )
 
 
-def card_of(fields: ResultFields, number: int, tool: str = "jina_search", actor_id: str = ACTOR) -> Card:
+def card_of(fields: ResultFields, number: int, tool: str = "jina_search", actor_id: str = ACTOR) -> ResultCard:
     return result_card(
         actor_id=actor_id,
         function_name=tool,
@@ -908,7 +908,7 @@ def card_of(fields: ResultFields, number: int, tool: str = "jina_search", actor_
 
 
 async def store_result(
-    caller: Caller, card: Card, project: str = PROJECT, agent: str | None = AGENT, **columns: Any
+    caller: Caller, card: ResultCard, project: str = PROJECT, agent: str | None = AGENT, **columns: Any
 ) -> None:
     await caller.database.execute(
         "insert into cards (card_id, tenant_id, content, metadata, tool_call_id, created_at) "
@@ -944,7 +944,7 @@ async def store_calls(caller: Caller) -> None:
     old = {"card_id": first_card_id(SINCE - timedelta(days=1)) + "7" * 20}
     await store_result(caller, card_of(fields_of(Usage(7_000, 7), 1), 7), **old)
     ours = card_of(fields_of(Usage(7_000, 7), 1), 8)
-    await store_result(caller, Card(ours.card_id, "tc_8", ours.content, {**ours.metadata, "type": "tool.call"}))
+    await store_result(caller, ResultCard(ours.card_id, "tc_8", ours.content, {**ours.metadata, "type": "tool.call"}))
 
 
 @pytest.fixture
@@ -1017,7 +1017,9 @@ async def test_a_row_with_a_null_key_is_not_the_total(caller: Caller, dsn: str) 
 )
 async def test_a_figure_that_no_card_records_is_null_not_zero(caller: Caller, dsn: str, tool_output: Any) -> None:
     card = card_of(fields_of(Usage(1, 1), 1), 1)
-    await store_result(caller, Card(card.card_id, "tc_1", card.content, {**card.metadata, "tool_output": tool_output}))
+    await store_result(
+        caller, ResultCard(card.card_id, "tc_1", card.content, {**card.metadata, "tool_output": tool_output})
+    )
     total, *_ = await read(dsn, By.TOOL)
     unknown = ("tokens", "requests", "retries", "p50_ms", "p95_ms")
     assert (total["calls"], total["errors"], {total[name] for name in unknown}) == (1, 0, {None})

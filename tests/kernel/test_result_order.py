@@ -17,7 +17,7 @@ from openapi_tool.local.caller import Caller
 from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.options.postgres import PoolOptions, PostgresOptions
-from openapi_tool.protocol.cards import Card
+from openapi_tool.protocol.cards import ResultCard
 from openapi_tool.protocol.errors import TurnBusy
 from openapi_tool.protocol.report import Report, TurnCondition
 from openapi_tool.tools.secret_variables import Secret
@@ -41,7 +41,7 @@ async def call(caller: Caller) -> PlacedCall:
     return await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
 
 
-async def loaded(store: KernelStore, call: PlacedCall) -> tuple[Card, Report]:
+async def loaded(store: KernelStore, call: PlacedCall) -> tuple[ResultCard, Report]:
     return result_of(call, await store.load(command_of(call)))
 
 

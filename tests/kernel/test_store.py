@@ -32,7 +32,7 @@ from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.nats_client.options import BusOptions, NatsOptions
 from openapi_tool.options.postgres import PoolOptions, PostgresOptions
-from openapi_tool.protocol.cards import Card, artifact_card, result_card
+from openapi_tool.protocol.cards import ResultCard, artifact_card, result_card
 from openapi_tool.protocol.command import Command, Delivery
 from openapi_tool.protocol.errors import NeedsOperator, Unavailable
 from openapi_tool.protocol.identity import identify
@@ -68,7 +68,7 @@ def _delivery_of(call: PlacedCall, headers: Any = None, data: bytes | None = Non
     return delivery(call.headers if headers is None else headers, call.body, subject=call.subject, data=data)
 
 
-def result_of(call: PlacedCall, records: CallRecords, text: str = "hello") -> tuple[Card, Report]:
+def result_of(call: PlacedCall, records: CallRecords, text: str = "hello") -> tuple[ResultCard, Report]:
     identity = identify(command_of(call).identity, records.card)
     card = result_card(
         actor_id=ACTOR,
@@ -725,7 +725,7 @@ def v1r3_command_of(call: PlacedCall) -> Command:
     return V1R3.decode(delivery(call.headers, call.body, subject=call.subject))
 
 
-def v1r3_result_of(call: PlacedCall, records: CallRecords) -> tuple[Card, Report]:
+def v1r3_result_of(call: PlacedCall, records: CallRecords) -> tuple[ResultCard, Report]:
     identity = identify(v1r3_command_of(call).identity, records.card)
     card = result_card(
         actor_id=V1R3_ACTOR,

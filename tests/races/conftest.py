@@ -39,7 +39,7 @@ from openapi_tool.nats_client.options import ConsumerOptions, DurableOptions, Na
 from openapi_tool.nats_client.server_clock import ServerClock
 from openapi_tool.options.executor import ExecutorOptions
 from openapi_tool.options.tools import ToolOptions
-from openapi_tool.protocol.cards import ArtifactCard, Card
+from openapi_tool.protocol.cards import ArtifactCard, ResultCard
 from openapi_tool.protocol.command import Command, Delivery
 from openapi_tool.protocol.records import Artifact, CallRecords, DefinitionRecord, RequestEdgeRecord
 from openapi_tool.protocol.report import Doorbell, Report, TurnCondition
@@ -177,7 +177,7 @@ class FakeKernel:
     """Database in memory; `before_commit` may wait or fail."""
 
     schedule: Schedule
-    committed: list[Card] = field(default_factory=list)
+    committed: list[ResultCard] = field(default_factory=list)
     before_commit: Callable[[], Awaitable[None]] | None = None
     arguments: Any = field(default_factory=lambda: {"query": "q"})
     calls: dict[str, tuple[DefinitionRecord, Any]] = field(default_factory=dict)
@@ -193,7 +193,7 @@ class FakeKernel:
         return row
 
     async def commit(
-        self, card: Card, _: Report, __: ArtifactCard | None, ___: TurnCondition | None, *, retry: bool = False
+        self, card: ResultCard, _: Report, __: ArtifactCard | None, ___: TurnCondition | None, *, retry: bool = False
     ) -> bool:
         del retry
         if self.before_commit is not None:

@@ -22,7 +22,7 @@ from openapi_tool.kernel.pipeline import commit as committing
 from openapi_tool.kernel.pipeline import parked_results
 from openapi_tool.kernel.postgres.store import KernelStore
 from openapi_tool.local.placed_call import PlacedCall
-from openapi_tool.protocol.cards import Card
+from openapi_tool.protocol.cards import ResultCard
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.tools.catalogue import CATALOGUE
 from tests.conftest import PROJECT, reader_tool, search_tool
@@ -416,7 +416,7 @@ async def test_a_result_that_the_database_refuses_is_billed_once(
     """PostgreSQL rejects the result. Each run counts as lost, and the last delivery commits an error instead."""
     world, commit = world_without_executor, KernelStore.commit
 
-    async def refuse(store: KernelStore, card: Card, *more: Any) -> bool:
+    async def refuse(store: KernelStore, card: ResultCard, *more: Any) -> bool:
         if card.content["status"] == "success":
             raise asyncpg.ProgramLimitExceededError("index row size exceeds maximum")
         return await commit(store, card, *more)

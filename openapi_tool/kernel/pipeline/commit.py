@@ -15,7 +15,7 @@ from openapi_tool.kernel.pipeline.parked_results import ParkedResults
 from openapi_tool.kernel.pipeline.pending_write import PendingCommit
 from openapi_tool.kernel.pipeline.ports import Kernel
 from openapi_tool.kernel.pipeline.result_order import CommitWait, ResultOrder
-from openapi_tool.protocol.cards import Card
+from openapi_tool.protocol.cards import ResultCard
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.report import Report
 
@@ -36,7 +36,7 @@ class ResultCommitter:
     order: ResultOrder
     retry_timeout_s: float
 
-    async def commit(self, wait: CommitWait, result: CallResult, card: Card, report: Report) -> bool:
+    async def commit(self, wait: CommitWait, result: CallResult, card: ResultCard, report: Report) -> bool:
         """Commit the result; return whether it was written. If that fails, park it and raise the failure.
 
         It is parked after `_PARK_AFTER_S`, for an executor that reaches the database; if it is too large, retry here

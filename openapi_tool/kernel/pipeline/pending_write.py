@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from openapi_tool.kernel.pipeline.ports import Kernel
-from openapi_tool.protocol.cards import ArtifactCard, Card
+from openapi_tool.protocol.cards import ArtifactCard, ResultCard
 from openapi_tool.protocol.report import Report, TurnCondition
 
 
@@ -25,7 +25,7 @@ class PendingCommit:
     """Cards and report of a result; `failed_before`: an attempt to write them failed, for the circuit breaker."""
 
     kernel: Kernel
-    card: Card
+    card: ResultCard
     report: Report
     artifact: ArtifactCard | None
     failed_before: bool = False

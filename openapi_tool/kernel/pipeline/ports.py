@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from openapi_tool.engine.ports import Artifacts
-from openapi_tool.protocol.cards import ArtifactCard, Card
+from openapi_tool.protocol.cards import ArtifactCard, ResultCard
 from openapi_tool.protocol.command import Command
 from openapi_tool.protocol.records import CallRecords
 from openapi_tool.protocol.report import Doorbell, Report, TurnCondition
@@ -30,7 +30,7 @@ class Kernel(Artifacts, Protocol):
 
     async def commit(
         self,
-        card: Card,
+        card: ResultCard,
         report: Report,
         artifact: ArtifactCard | None,
         condition: TurnCondition | None,

@@ -22,7 +22,7 @@ from typing import Literal
 
 from openapi_tool.kernel.postgres.failures import PoolShareUsed, StatementContended
 from openapi_tool.kernel.postgres.store import KernelStore
-from openapi_tool.protocol.cards import ArtifactCard, Card
+from openapi_tool.protocol.cards import ArtifactCard, ResultCard
 from openapi_tool.protocol.command import Command
 from openapi_tool.protocol.errors import NeedsOperator, Unavailable
 from openapi_tool.protocol.records import Artifact, CallRecords
@@ -178,7 +178,7 @@ class GuardedStore:
 
     async def commit(
         self,
-        card: Card,
+        card: ResultCard,
         report: Report,
         artifact: ArtifactCard | None,
         condition: TurnCondition | None,

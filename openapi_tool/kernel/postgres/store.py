@@ -28,7 +28,7 @@ from openapi_tool.kernel.postgres.lookups import ARTIFACT, HAS_RESULT, LAST_RESU
 from openapi_tool.kernel.postgres.statements import STATEMENTS, Statements
 from openapi_tool.open_files import with_free_file
 from openapi_tool.options.postgres import PoolOptions
-from openapi_tool.protocol.cards import ArtifactCard, Card, new_id, result_card
+from openapi_tool.protocol.cards import ArtifactCard, ResultCard, new_id, result_card
 from openapi_tool.protocol.command import Command
 from openapi_tool.protocol.errors import NeedsOperator, TurnBusy, Unavailable
 from openapi_tool.protocol.jsontext import dumps, loads
@@ -126,7 +126,7 @@ class KernelStore:
 
     async def commit(
         self,
-        card: Card,
+        card: ResultCard,
         report: Report,
         artifact: ArtifactCard | None = None,
         condition: TurnCondition | None = None,
@@ -294,7 +294,7 @@ class KernelStore:
             self._pool.terminate()
 
 
-def _test_result(report: Report, project_id: str) -> tuple[Card, Report]:
+def _test_result(report: Report, project_id: str) -> tuple[ResultCard, Report]:
     """Return a small result like that of `report`, of a call that does not exist; in another project also its agent."""
     identity = replace(report.acceptance.identity, tool_call_id=new_id("test_"))
     turn = report.acceptance.waiting_turn
