@@ -208,6 +208,17 @@ def _repaired(escape: re.Match[bytes]) -> bytes:
 # The same in a worker process.
 
 READ_RESPONSE = "read_response"
+_ERROR_FIELDS = (
+    "detail",
+    "retryable",
+    "retry_after",
+    "max_retries",
+    "http_status",
+    "upstream_status",
+    "timed_out",
+    "tokens",
+    "is_concurrency",
+)
 _ERRORS = {kind.code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, ToolError)}
 
 
@@ -283,26 +294,11 @@ def unpack_output(packed: Payload) -> ToolOutput:
 
 
 def _as_json(error: ToolError) -> dict[str, object]:
-    return {
-        "code": error.code,
-        "message": error.message,
-        "detail": error.detail,
-        "retryable": error.retryable,
-        "retry_after": error.retry_after,
-        "max_retries": error.max_retries,
-        "http_status": error.http_status,
-        "upstream_status": error.upstream_status,
-        "timed_out": error.timed_out,
-        "tokens": error.tokens,
-    }
+    return {"code": error.code, "message": error.message, **{name: getattr(error, name) for name in _ERROR_FIELDS}}
 
 
 def _error_of(described: JsonObject) -> ToolError:
-    given: dict[str, Any] = dict(described)
-    code, message, tokens = given.pop("code"), given.pop("message"), given.pop("tokens")
-    upstream_status, timed_out = given.pop("upstream_status"), given.pop("timed_out")
-    error = _ERRORS[code](message, **given)
-    error.tokens = tokens
-    error.upstream_status = upstream_status
-    error.timed_out = timed_out
+    error = _ERRORS[str(described["code"])](str(described["message"]))
+    for name in _ERROR_FIELDS:
+        setattr(error, name, described[name])
     return error

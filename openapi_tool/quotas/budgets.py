@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 from openapi_tool.concurrency.background import in_background, repeat
 from openapi_tool.options.budgets import BudgetLimits, BudgetOptions, time_zone
-from openapi_tool.protocol.projects import bare_project
+from openapi_tool.protocol.projects import AgentKey, bare_project
 from openapi_tool.quotas.account import SCOPES, Account, AccountId, Sharing
 from openapi_tool.quotas.account_record import AccountLimit
 from openapi_tool.quotas.amounts import NOTHING, Amount, Attempt
@@ -188,10 +188,13 @@ class Budgets:
         accounts = sorted(ranked, key=lambda each: (each.id.owner != "", -each.used_fraction))
         return [account.snapshot() for account in accounts[:_MAX_RANKED]]
 
-    async def left(self, project: str, agent: str) -> list[dict[str, Any]]:
-        """Return what is left of the budgets of an agent and its project, as all replicas know it; none of sessions."""
-        spender = Spender(project, agent, "", "")
-        limits = self._by_project.get(bare_project(project), self._options)
+    async def left(self, charged: AgentKey) -> list[dict[str, Any]]:
+        """Return what is left of the budgets of an agent and its project, as all replicas know it; none of sessions.
+
+        Both are named as in the records of quotas (`Call.charged_agent`).
+        """
+        spender = Spender(charged.project, charged.agent, "", "")
+        limits = self._by_project.get(bare_project(charged.project), self._options)
         accounts = self._open(spender, limits, "", self.clock(), [scope for scope in SCOPES if scope != "session"])
         await asyncio.gather(*(account.refresh() for account in accounts))
         return [{"budget": account.id.scope, **account.left()} for account in accounts]

@@ -90,6 +90,15 @@ async def test_usage_counts_of_a_cancelled_call_what_the_budget_counts(
     assert [(row["key"], row["errors"]) for row in used["rows"]] == [("cancelled", 1)]
 
 
+@requirement("gateway.http")
+@pytest.mark.parametrize("quotas", [{}, {"kernel": "staging"}])
+async def test_a_budget_shows_what_was_charged_to_it(opened: OpenGateway, state: Path, quotas: dict[str, Any]) -> None:
+    async with opened(state, budgets={"project_day_requests": 5}, quotas=quotas) as gateway:
+        await gateway.call(ME, "jina_read", {"url": PAGE})
+        [budget] = await gateway.budget_of(ME)
+    assert budget["requests_left"] == 4
+
+
 @requirement("usage.lost", "gateway.commands")
 async def test_usage_shows_requests_of_a_process_that_died_in_a_column_of_their_own(
     opened: OpenGateway, state: Path, run: Run

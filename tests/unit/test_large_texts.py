@@ -136,8 +136,32 @@ async def _described(read: Callable[[], Awaitable[UpstreamResult]]) -> Any:
     try:
         outcome = await read()
     except ToolError as error:
-        return "raised", error.as_error(), error.retry_after, error.max_retries, error.upstream_status, error.tokens
-    return outcome if isinstance(outcome, ToolOutput) else (outcome.error.as_error(), outcome.error.tokens)
+        return "raised", _fields(error)
+    return outcome if isinstance(outcome, ToolOutput) else _fields(outcome.error)
+
+
+def _fields(error: ToolError) -> dict[str, Any]:
+    fields = {name: getattr(error, name) for name in dir(error) if not name.startswith("_")}
+    return {name: value for name, value in fields.items() if not callable(value) and name != "args"} | {
+        "kind": type(error)
+    }
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("message", ["Too many concurrent requests", "Rate limit exceeded"])
+@requirement("limits.learned")
+async def test_a_worker_tells_the_kinds_of_429_apart(message: str, pool: WorkerPool) -> None:
+    body = bytearray(json.dumps({"code": 429, "status": 42903, "readableMessage": message, "data": None}).encode())
+    expected, received = Expected("search"), Received(429, "3")
+
+    async def by_worker() -> UpstreamResult:
+        task = response_task(body, expected, received)
+        return response_result(await pool.run(READ_RESPONSE, task, project="proj", wait_s=60))
+
+    async def inline() -> UpstreamResult:
+        return read_response(body, expected, received)
+
+    assert await _described(by_worker) == await _described(inline)
 
 
 @requirement("memory.limit")
