@@ -48,7 +48,7 @@ def likely_secrets(environment: Mapping[str, str]) -> list[str]:
 
 
 def _url_credentials(value: str) -> list[str]:
-    """Return the credentials of URLs; of another text all parts: a library that cannot parse it may show any."""
+    """Return the credentials of URLs; if it is none, all parts, as the error of a library may quote any of them."""
     try:
         return list(parse_dsn(value).credentials)
     except ValueError:

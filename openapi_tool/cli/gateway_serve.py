@@ -94,7 +94,8 @@ def serve(flags: GatewayFlags, resolver: Resolver | None = None) -> NoReturn:
     except ToolsInvalid as error:
         fail(str(error))
     state = chosen_state(flags.state)
-    options = with_values(settings.gateway, max_connections=max(1, min(settings.gateway.max_connections, limit // 2)))
+    most = limit // 2  # the other half is for the upstream, the health server and the state
+    options = with_values(settings.gateway, max_connections=max(1, min(settings.gateway.max_connections, most)))
     parts = _Parts(Reloader(bootstrap, read, os.environ), state, options, tools, folder, resolver)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         try:

@@ -40,7 +40,7 @@ class Call:
     """Who calls, and what the call has used so far.
 
     - `identity`: as the door names them.
-    - `memory`: leave it once the result is stored. A shared request may keep it longer.
+    - `memory`: a context, to be exited once the result is stored. A shared request may keep it longer.
     - `slot`: given up while a request waits for a permit.
     - `recheck`: raises ToolError once the call may send no more requests.
     - `budget`: the accounts that its requests are charged to; None without budgets.
@@ -51,7 +51,7 @@ class Call:
       pool.
     - `left_out_logged`: whether the log names the definition's parameters that are not sent.
     - `repaired`: arguments that were repaired while the call ran, beside those of `Arguments.repaired`.
-    - `quota_namespace`: the kernel's name in the records of quotas, which may be empty.
+    - `quota_namespace`: goes before the project's name in the records of quotas; may be empty.
     - `number`: identifies the call in this process.
     """
 

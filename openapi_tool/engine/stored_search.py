@@ -40,7 +40,10 @@ _PHRASE_NOTES_CHARS, _QUESTION_NOTES_CHARS = 420, 200
 
 
 class StoredSearch:
-    """Searches stored texts, a limited number at once, fairly to projects; without a pool of workers inline."""
+    """Searches stored texts, a limited number at once, fairly to projects.
+
+    Without worker processes the search runs in this one.
+    """
 
     def __init__(self, artifacts: Artifacts, cursors: Cursors, isolation: Isolation) -> None:
         self._artifacts = artifacts

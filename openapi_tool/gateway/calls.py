@@ -325,7 +325,7 @@ class Gateway:
         definition, parts = running.tool.definition, self._parts
         project = running.caller.project_id
         if self._slots.waiting_of(project) >= parts.executor.max_held - self._slots.waiting:
-            # As many as places are free: some always are, for projects that have none.
+            # A project may wait with as many calls as places are free, so some always are for the others.
             raise RateLimited("Too many calls wait in this gateway; call again in a few seconds, with fewer at a time.")
         deadline = self._deadline(definition)
         async with self._slot(running.caller, deadline):

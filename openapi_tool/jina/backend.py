@@ -195,7 +195,7 @@ class JinaBackend:
         finally:
             call.spent += meter.usage
         usage = meter.usage
-        # The output of a call that joined a request is not `cached` if this call is the one to report its cost.
+        # A call that joined a request of another one counts as cached, unless it is the one to report the cost.
         cached = output.cached and not usage.requests
         unchanged = (output.usage, output.cached) == (usage, cached)
         return output if unchanged else replace(output, usage=usage, cached=cached)

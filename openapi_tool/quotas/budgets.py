@@ -265,7 +265,7 @@ class Budgets:
                 self._most_used[account.id.scope].pop(account.record_name, None)
 
     def _rank(self, account: Account) -> None:
-        """Add an account to the most used ones of its scope, which are limited to 200."""
+        """Add an account to the most used ones of its scope, which are pruned to `_MAX_RANKED` at twice that."""
         if self._by_name.get(account.record_name) is not account:  # dropped, but written by an older call
             return
         found = self._most_used[account.id.scope]

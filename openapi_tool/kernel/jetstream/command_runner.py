@@ -30,7 +30,7 @@ _ACK_TIMEOUT_S = 5.0
 _HAND_BACK_TIMEOUT_S = 2.0
 _SETTLE_S = 6.0  # after a cancellation; longer than _ACK_TIMEOUT_S
 
-_SUSPECT_RUNS = 2  # lost with their executor, until a command is suspected of killing it
+_SUSPECT_RUNS = 2  # a command with this many lost runs is suspected of killing executors
 _SUSPECTS_SHARE = 1 / 4
 """Fraction of the slots for suspects: if one kills the executor, each other suspect beside it counts a lost run, too. A
 smaller share would delay commands whose executors died for another reason."""
@@ -121,8 +121,9 @@ class CommandRunner:
             case _RunLater(retry_in_s) if not work.stale:
                 await message.nak(delay=retry_in_s)
             case _RunLater():
-                # Stale: while this process was stopped the server redelivered the command to the executor that holds
-                # the lease. That one settles it; a settlement from here would end or repeat its delivery (ADR 4).
+                # Stale: while this process was stopped the server redelivered the command, to the executor that holds
+                # the lease or to one that will take it. That one settles it; a settlement from here would end or repeat
+                # its delivery (ADR 4).
                 pass
             case StoreDeadLetter(reason, text, terminate):
                 await self._dead_letters.record(work.delivery, reason, text)

@@ -261,9 +261,9 @@ class CommandConsumer:
 
     @property
     def _may_run(self) -> bool:
-        """A slot is free, or would be if no project held more than 7/8 of them.
+        """A slot is free, or one project holds more than its 7/8: others may then run as many calls beyond the limit.
 
-        Others may then begin as many calls without one (ADR 6).
+        ADR 6 has the reason.
         """
         return self._free + self._slots.excess > 0
 

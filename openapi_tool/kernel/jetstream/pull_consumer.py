@@ -53,7 +53,7 @@ class ConsumerGone(Exception):
 
 
 def _server_status(message: Msg) -> str | None:
-    """Return the server's status; a stored message has a reply subject, and any header `Status`."""
+    """Return the server's status. A stored message, which has a reply subject, may have such a header of its own."""
     return message.headers.get(Header.STATUS) if message.headers and not message.reply else None
 
 

@@ -77,7 +77,7 @@ class FairScheduler:
         return self._length
 
     def ahead_of(self, project: str) -> int:
-        """Estimate the commands before a further one of a project: its own, each with one of every other."""
+        """Estimate the commands before a further one of a project: its own, each with one of every other project."""
         return min(self._projects.ahead_of(project), self._length)
 
     def offer(self, work: Held) -> None:

@@ -23,9 +23,9 @@ log = logging.getLogger(__name__)
 class DoorbellSender:
     """Publishes doorbells, in an outage with the next delivery of the command, so that no slot is blocked.
 
-    `Unavailable`: the command is handed back while its worker still waits; later the kernel's inbox scan finds the
-    result. `NotStored`: it is always handed back; nothing is fetched meanwhile, so the next delivery comes after the
-    outage, however long that took.
+    While the worker waits, `Unavailable` hands the command back, so that the next delivery rings; later the kernel's
+    inbox scan finds the result. `NotStored` always does: nothing is fetched meanwhile, so the next delivery comes after
+    the outage, however long that took.
     """
 
     publisher: Publisher

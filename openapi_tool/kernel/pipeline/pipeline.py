@@ -229,7 +229,7 @@ class Pipeline:
         wait = self._order.begin(delivery, identity, acceptance.waiting_turn, delivered.slot)
         await self._order.wait_for_suspension(wait)
         written = await self._committer.commit(wait, result, card, report)
-        # As if all waits came before the write.
+        # Telemetry has one interval of each: first all waits, also those between attempts, then the write.
         facts.turn_s, facts.commit = wait.waited_s, (began + wait.waited_s, time.monotonic())
         if not written:
             return await self._settle_refused_commit(delivered, result)

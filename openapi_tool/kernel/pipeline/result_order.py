@@ -23,7 +23,8 @@ from openapi_tool.protocol.records import WaitingTurnRecord
 from openapi_tool.protocol.report import TurnCondition
 
 MAX_STALL_S = 1.0
-"""Longest wait for a worker that reads no result of the turn; it defers one that comes too early by a second."""
+"""Longest wait for a worker that reads no result of the turn. It looks again at one that came too early after a second,
+so a longer wait has no use."""
 
 _RETRY_S = 0.01  # a worker takes some 30 ms for a result
 _MAX_TURNS = 4_096  # remembered with the time of their last result
@@ -106,8 +107,8 @@ class ResultOrder:
     async def write(self, wait: CommitWait, pending: PendingWrite) -> bool:
         """Write the rows once the worker has read the other results of the turn; return False if that was refused.
 
-        Results of one turn wait in line here, so that only the next one asks whether the turn is busy: that concerns
-        results of other replicas and of other tools.
+        Results of this process wait in line here. The first in the line asks the database whether the turn is busy with
+        results of other replicas, or of other tools.
         """
         if wait.waiting_turn.suspends and self._remaining_s(wait) > 0:
             with suppress(TurnBusy):

@@ -63,11 +63,11 @@ class Mode(StrEnum):
 
 
 # The turn is busy if another result of it is unread, or if its step has other commands (SENT_LATELY); that is the
-# version's condition `busy`. The lock is only tried: if statements waited for it, one blocked commit would take a
-# connection for each result of its turn.
+# version's condition `busy`. It also counts as busy if this transaction does not get the lock, which is only tried: if
+# statements waited for it, one blocked commit would take a connection for each result of its turn.
 _TURN = """
 turn as materialized (
-    select *, :mode::text in ('at once', 'test') or :mode in ('alone', 'in turn') and not busy as writes
+    select *, :mode::text in ('at once', 'test') or (:mode in ('alone', 'in turn') and not busy) as writes
     from (
         select not case :mode
             when 'alone' then pg_try_advisory_xact_lock(:lock)
@@ -75,7 +75,7 @@ turn as materialized (
                 then set_config('openapi_tool.turn_locked', pg_try_advisory_xact_lock(:lock)::text, true) = 'true'
             when 'in turn' then coalesce(current_setting('openapi_tool.turn_locked', true), '') = 'true'
             else true
-        end or :mode not in ('at once', 'test') and ({busy}) as busy
+        end or (:mode not in ('at once', 'test') and ({busy})) as busy
     ) as found
 )
 """
