@@ -28,7 +28,7 @@ _NOT_SECRET = ("", *POSTGRES_SCHEMES, *SCHEMES)
 
 
 @contextmanager
-def variable_set(name: str, value: str | None) -> Iterator[None]:
+def temporary_variable(name: str, value: str | None) -> Iterator[None]:
     """Set a variable for a while; do nothing without a value."""
     before = os.environ.get(name)
     if value is not None:

@@ -506,7 +506,7 @@ LOSS = (
     ),
     Mutation(
         "kernel/jetstream/dead_letters.py",
-        'if cause == "unavailable" and delivery.attempt < _LAST_DELIVERY:',
+        'if cause == "unavailable" and delivery.attempt < _DISCARD_FROM_DELIVERY:',
         'if cause == "unavailable":',
         "tests/wire/test_dead_letters.py::test_dead_letter_is_discarded_after_five_deliveries_during_an_outage",
     ),

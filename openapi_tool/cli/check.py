@@ -15,7 +15,7 @@ from openapi_tool.bootstrap import Bootstrap, build_bootstrap
 from openapi_tool.cli.kernel import servers_of_named_dev
 from openapi_tool.cli.output import USAGE, print_json, print_line, print_status
 from openapi_tool.cli.tools_registry import judge, stored_check
-from openapi_tool.environment import variable_set
+from openapi_tool.environment import temporary_variable
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.kernel.jetstream.durable import DurableMissing, observe
 from openapi_tool.kernel.jetstream.storage_check import unusable, unusable_quotas
@@ -60,7 +60,7 @@ def check(
     upstream: bool,
 ) -> None:
     """Print what `serve` could not use; change nothing but an empty record in NATS, which expires after an hour."""
-    with variable_set(CONFIG_VARIABLE, None if config is None else str(config)):
+    with temporary_variable(CONFIG_VARIABLE, None if config is None else str(config)):
         _check(as_json=as_json, project=project, upstream=upstream)
 
 

@@ -43,7 +43,7 @@ from openapi_tool.cli.options import (
     YesOption,
 )
 from openapi_tool.cli.output import USAGE, print_status
-from openapi_tool.environment import DEV_VARIABLE, PREFIX, variable_set
+from openapi_tool.environment import DEV_VARIABLE, PREFIX, temporary_variable
 from openapi_tool.kernel.postgres.usage_keys import By
 from openapi_tool.nats_client.users import NatsUser
 from openapi_tool.settings_error import SettingsError
@@ -132,7 +132,7 @@ def _options(
     ),
 ) -> None:
     del version, help_all
-    context.with_resource(variable_set(DEV_VARIABLE, dev))
+    context.with_resource(temporary_variable(DEV_VARIABLE, dev))
 
 
 def _flag(text: str, section: str, key: str) -> Any:

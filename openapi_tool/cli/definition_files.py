@@ -15,7 +15,7 @@ import typer
 from openapi_tool.bootstrap import lint_limits
 from openapi_tool.cli.kernel import NO_DATABASE
 from openapi_tool.cli.output import fail, print_status
-from openapi_tool.environment import variable_set
+from openapi_tool.environment import temporary_variable
 from openapi_tool.files import read_regular_file
 from openapi_tool.jina.definition_checks import source_problems
 from openapi_tool.settings import CONFIG_VARIABLE, Settings, load_settings
@@ -66,7 +66,7 @@ def lint_files(files: Sequence[Path], config: Path | None = None) -> list[Locate
 
     `config` is the executor's TOML file; without it this machine's settings are read, which may differ.
     """
-    with variable_set(CONFIG_VARIABLE, None if config is None else str(config)):
+    with temporary_variable(CONFIG_VARIABLE, None if config is None else str(config)):
         settings = load_settings(NO_DATABASE)
     return _lint(_sources(files), settings, known_to_be_serving=config is not None)
 

@@ -16,7 +16,7 @@ from openapi_tool.isolation.service import Isolation
 from openapi_tool.options.tools import ToolOptions
 from openapi_tool.protocol.cards import StoredText
 from openapi_tool.protocol.errors import ToolError
-from openapi_tool.protocol.records import Artifact
+from openapi_tool.protocol.result_objects import ArtifactObject
 from openapi_tool.tools.argument_check import ArgumentCheck
 from openapi_tool.tools.arguments import CURSOR, cursor_schema, takes_cursor
 from openapi_tool.tools.cursors import Cursors, Position
@@ -96,11 +96,10 @@ class Pagination:
             return RenderedResult(f"{shown}\n\n[{why}]", truncated=True), None
         store = partial(stored_text, output.items, truncated.stored_items)
         full_text = await asyncio.to_thread(store) if truncated.left > SMALL else store()
-        artifact = Artifact(full_text.card_id, full_text.chars, full_text.sha256, text="")
         if not can_continue:
             why = f"{missing} This tool cannot show them.{_shorter_result_advice(definition)}"
-            return RenderedResult(f"{shown}\n\n[{why}]", truncated=True, artifact_ref=artifact.reference), full_text
-        return self._with_cursor(call, definition, shown, missing, artifact, truncated.next), full_text
+            return RenderedResult(f"{shown}\n\n[{why}]", truncated=True, artifact_ref=full_text.reference), full_text
+        return self._with_cursor(call, definition, shown, missing, full_text.reference, truncated.next), full_text
 
     async def _within_limit(
         self, call: Call, definition: ToolDefinition, output: ToolOutput, max_result_tokens: int | None, note_chars: int
@@ -139,7 +138,7 @@ class Pagination:
         missing = f"{counted(_unseen_chars(stored_items, part.next), 'character', 'left')}."
         state = {"card_id": artifact.card_id, "from": position.start, "to": part.end, "chars": artifact.chars}
         output = ToolOutput((Item(caption=shown),), state)
-        return ShownOutput(output, self._with_cursor(call, definition, shown, missing, artifact, part.next))
+        return ShownOutput(output, self._with_cursor(call, definition, shown, missing, artifact.reference, part.next))
 
     async def find(
         self,
@@ -174,12 +173,17 @@ class Pagination:
         return limit if definition.result_format == "text" else without_state(limit, output.state)
 
     def _with_cursor(
-        self, call: Call, definition: ToolDefinition, text: str, missing: str, artifact: Artifact, place: Place | None
+        self,
+        call: Call,
+        definition: ToolDefinition,
+        text: str,
+        missing: str,
+        reference: ArtifactObject,
+        place: Place | None,
     ) -> RenderedResult:
-        reference = artifact.reference
         if place is None:
             return RenderedResult(text, artifact_ref=reference)
-        position = Position(artifact.card_id, place.start, place.opening)
+        position = Position(reference["card_id"], place.start, place.opening)
         cursor = self._cursors.issue(call.identity, position)
         next_call = "call this tool again" if takes_cursor(definition) else "call the tool that reads one page"
         note = f'[{missing} To continue at no cost, {next_call}, with only cursor "{cursor}".]'

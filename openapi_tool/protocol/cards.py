@@ -16,7 +16,7 @@ from openapi_tool.protocol.identity import CallIdentity
 from openapi_tool.protocol.ids import MAX_ID_BYTES, is_storable_id
 from openapi_tool.protocol.jsontext import JsonValue, levels
 from openapi_tool.protocol.records import TOOL_CALL, CardRecord, ResultContent, StoredFields, call_metadata
-from openapi_tool.protocol.result_objects import ErrorObject, ToolOutputObject
+from openapi_tool.protocol.result_objects import ArtifactObject, ErrorObject, ToolOutputObject
 
 TOOL_RESULT = "tool.result"
 ARTIFACT = "tool.artifact"
@@ -67,6 +67,11 @@ class StoredText:
     chars: int
     sha256: str
     items: tuple[StoredFields, ...] = ()
+
+    @property
+    def reference(self) -> ArtifactObject:
+        """The `artifact_ref` of a result."""
+        return {"card_id": self.card_id, "chars": self.chars, "sha256": self.sha256}
 
 
 @dataclass(frozen=True, slots=True)

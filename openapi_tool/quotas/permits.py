@@ -82,7 +82,8 @@ class Permit:
     def failed(self, error: ToolError) -> None:
         """End the request with an error: a 429 pauses the key for all replicas, a refused key may be blocked.
 
-        Sets `max_retries` of the error if another key of the pool may serve the request.
+        If another key of the pool may serve the request, the error allows a retry at once: its `max_retries` and
+        `retry_after` are set.
         """
 
     def cancelled(self) -> None:

@@ -35,7 +35,7 @@ _MAX_MESSAGES = 100_000
 _MAX_PER_PROJECT = 1_000  # of at most 180 kB, so that one project alone cannot fill the stream
 
 _TIMEOUT_S = 5.0
-_LAST_DELIVERY = 5  # during an outage; then the command is settled without a record
+_DISCARD_FROM_DELIVERY = 5  # during an outage; then the command is settled without a record
 _MAX_CONCURRENT = 2  # records being stored, shared fairly by projects: a flood must not take the CPU from calls
 
 _STORE_FAILED = 10077  # error code of a full stream
@@ -51,7 +51,7 @@ class DeadLetters:
         self._client = client
         self._redactor = redactor
         self._replicas = replicas
-        self._permits = FairSemaphore(_MAX_CONCURRENT)
+        self._turns = FairSemaphore(_MAX_CONCURRENT)
         self._subject_per_project = True
         self._inspected = False
 
@@ -59,10 +59,10 @@ class DeadLetters:
         """Record why a command gets no result. The caller settles the command afterwards.
 
         A record that the server refuses (stream full, no permission, too large) is logged, counted and discarded; in an
-        outage nats.errors.Error is raised before delivery `_LAST_DELIVERY`.
+        outage nats.errors.Error is raised before delivery `_DISCARD_FROM_DELIVERY`.
         """
         token = _token(delivery.subject)
-        async with self._permits.permit(token):
+        async with self._turns.permit(token):
             letter = dead_letter(delivery, reason, message, self._redactor)
             fields = {"reason": reason, "subject": letter.subject, "stream_sequence": letter.stream_sequence}
             fields |= {name: value for name, value in letter.identity().items() if value}
@@ -71,7 +71,7 @@ class DeadLetters:
                 await self._publish(token, letter)
             except (nats.errors.Error, OSError) as error:
                 cause = _cause(error)
-                if cause == "unavailable" and delivery.attempt < _LAST_DELIVERY:
+                if cause == "unavailable" and delivery.attempt < _DISCARD_FROM_DELIVERY:
                     raise
                 metrics.DEAD_LETTERS_DISCARDED.labels(cause).inc()
                 log.error(  # noqa: TRY400 - refused by the server, not a defect

@@ -36,7 +36,7 @@ class ResultCommitter:
     order: ResultOrder
     retry_timeout_s: float
 
-    async def commit(self, wait: CommitWait, result: CallResult, card: ResultCard, report: Report) -> bool:
+    async def store_or_park(self, wait: CommitWait, result: CallResult, card: ResultCard, report: Report) -> bool:
         """Commit the result; return whether it was written. If that fails, park it and raise the failure.
 
         It is parked after `_PARK_AFTER_S`, for an executor that reaches the database; if it is too large, retry here
@@ -45,19 +45,19 @@ class ResultCommitter:
         pending = PendingCommit(self.kernel, card, report, result.artifact)
         park_after_s = min(_PARK_AFTER_S, self.retry_timeout_s)
         try:
-            return await self._commit(wait, pending, park_after_s)
+            return await self._retry(wait, pending, park_after_s)
         except (Exception, asyncio.CancelledError) as failure:
             parked = result.parked or await self.parked.park(wait.identity, result)
             if parked or not isinstance(failure, Unavailable) or self.retry_timeout_s <= park_after_s:
                 raise
         try:
-            return await self._commit(wait, pending, self.retry_timeout_s - park_after_s)
+            return await self._retry(wait, pending, self.retry_timeout_s - park_after_s)
         except (Exception, asyncio.CancelledError):
             await self.parked.park(wait.identity, result)  # NATS may have been unavailable at the first attempt
             raise
 
-    async def _commit(self, wait: CommitWait, pending: PendingCommit, for_s: float) -> bool:
-        """Commit, with retries for `for_s` seconds."""
+    async def _retry(self, wait: CommitWait, pending: PendingCommit, for_s: float) -> bool:
+        """Write in the turn's order, with retries for `for_s` seconds."""
         return await retried(
             partial(self._attempt, wait, pending),
             on=Unavailable,

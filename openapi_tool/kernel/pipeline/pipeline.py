@@ -228,7 +228,7 @@ class Pipeline:
         began = time.monotonic()
         wait = self._order.begin(delivery, identity, acceptance.waiting_turn, delivered.slot)
         await self._order.wait_for_suspension(wait)
-        written = await self._committer.commit(wait, result, card, report)
+        written = await self._committer.store_or_park(wait, result, card, report)
         # Telemetry has one interval of each: first all waits, also those between attempts, then the write.
         facts.turn_s, facts.commit = wait.waited_s, (began + wait.waited_s, time.monotonic())
         if not written:
