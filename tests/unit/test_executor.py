@@ -603,7 +603,9 @@ def test_results_are_written_one_by_one_also_after_a_stall_of_the_database() -> 
             for number in range(8)
         ]
         rows = cast("Any", None)
-        assert all(await asyncio.gather(*(committer.store_or_park(wait, CallResult(FIELDS), rows, rows) for wait in waits)))
+        assert all(
+            await asyncio.gather(*(committer.store_or_park(wait, CallResult(FIELDS), rows, rows) for wait in waits))
+        )
         assert kernel.conditions == [IN_TURN] * 8
 
     run_virtually(check())
