@@ -121,7 +121,10 @@ async def test_error_with_too_many_values_keeps_the_meaning_of_its_status(pool: 
 async def test_a_worker_reads_a_response_as_the_service_would(name: str, pool: WorkerPool) -> None:
     body, expected = bytearray(PAGES[name]()), Expected("reader", names={"url": "url"})
     received = Received(200, None, frozenset({"jina_0123456789"}))
+    await _assert_same_reading(pool, body, expected, received)
 
+
+async def _assert_same_reading(pool: WorkerPool, body: bytearray, expected: Expected, received: Received) -> None:
     async def by_worker() -> UpstreamResult:
         task = response_task(body, expected, received)
         return response_result(await pool.run(READ_RESPONSE, task, project="proj", wait_s=60))
@@ -153,15 +156,7 @@ def _fields(error: ToolError) -> dict[str, Any]:
 async def test_a_worker_tells_the_kinds_of_429_apart(message: str, pool: WorkerPool) -> None:
     body = bytearray(json.dumps({"code": 429, "status": 42903, "readableMessage": message, "data": None}).encode())
     expected, received = Expected("search"), Received(429, "3")
-
-    async def by_worker() -> UpstreamResult:
-        task = response_task(body, expected, received)
-        return response_result(await pool.run(READ_RESPONSE, task, project="proj", wait_s=60))
-
-    async def inline() -> UpstreamResult:
-        return read_response(body, expected, received)
-
-    assert await _described(by_worker) == await _described(inline)
+    await _assert_same_reading(pool, body, expected, received)
 
 
 @requirement("memory.limit")

@@ -600,6 +600,29 @@ async def test_cached_response_costs_nothing_and_is_marked_as_cached() -> None:
     assert log == ["sent"]
 
 
+@requirement("cache", "mcp.cancellation")
+async def test_a_paid_response_whose_call_is_cancelled_while_it_is_stored_is_cached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    storing = asyncio.Event()
+
+    async def wait_for_another_step(_size: int) -> None:
+        storing.set()
+        await asyncio.sleep(0.1)
+
+    monkeypatch.setattr("openapi_tool.jina.cache.without_other_long_steps", wait_for_another_step)
+    cache, log = ResponseCache(CacheOptions(60, 100_000)), list[str]()
+    call = asyncio.create_task(
+        cache.get(b"key", Deadline.after(1), upstream_request(OUTPUT, log), request_context(), Meter())
+    )
+    await storing.wait()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    again = await cache.get(b"key", Deadline.after(1), upstream_request(OUTPUT, log), request_context(), Meter())
+    assert (again.cached, log) == (True, ["sent"])
+
+
 def metric(name: str) -> float:
     return REGISTRY.get_sample_value(f"openapi_tool_cache_{name}") or 0.0
 
