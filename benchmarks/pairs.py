@@ -20,10 +20,11 @@ import json
 import logging
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import uvloop
 
-from benchmarks.harness import CPU, Harness, Scenario, set_up_projects, start_all, stop_all
+from benchmarks.harness import CPU, Ask, Harness, Scenario, set_up_projects, start_all, stop_all
 from benchmarks.measure import (
     CPU_MS,
     P99_MS,
@@ -49,11 +50,12 @@ async def measure(
     rounds: int,
     calls: int,
     other_python: str = "",
+    ask: Ask = CPU.ask,
     *,
     windows_in_turn: bool = False,
 ) -> list[dict[str, Figures]]:
     """Return the figures of each round by kind. Raises Unanswered, ServerFailed."""
-    scenario = Scenario("pairs", CPU.shape, calls, CPU.ask, warm=WARM_CALLS)
+    scenario = Scenario("pairs", CPU.shape, calls, ask, warm=WARM_CALLS)
     async with Harness() as harness, Load.connect(harness.nats.url) as load:
         database = await harness.database()
         await harness.clean(database)
@@ -102,6 +104,8 @@ def main() -> None:
     parser.add_argument(
         "--calls", type=int, help=f"calls of each in a round, by default {CALLS}; {BUDGET_CALLS} with --budgets"
     )
+    parser.add_argument("--tool", choices=("search", "reader"), default=CPU.ask.tool)
+    parser.add_argument("--size", type=int, default=CPU.ask.size, metavar="BYTES", help="of the upstream's response")
     parser.add_argument("--budgets", action="store_true", help="compare executors with budgets and without")
     parser.add_argument("--in-turn", action="store_true", help="run windows in turn: throughput and p99 instead of CPU")
     arguments = parser.parse_args()
@@ -118,6 +122,7 @@ def main() -> None:
                 arguments.rounds,
                 arguments.calls or CALLS,
                 arguments.other_python,
+                replace(CPU.ask, tool=arguments.tool, size=arguments.size),
                 windows_in_turn=arguments.in_turn,
             )
         )

@@ -22,6 +22,7 @@ from openapi_tool.jina.failures import ONCE, SOME, too_late
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.jina.response import (
     READ_RESPONSE,
+    MayHoldSecret,
     Received,
     UpstreamResult,
     read_response,
@@ -126,8 +127,11 @@ class JinaClient:
         received = Received(status, response.headers.get("retry-after"), secrets)
         try:
             await context.hold(memory_of(body) if len(body) > SMALL else 0)
-            if self._pool is None or body_fits_inline(body):
+            if self._pool is None:
                 return read_response(body, request.expected, received)
+            if body_fits_inline(body, len(secrets)):
+                with suppress(MayHoldSecret):
+                    return read_response(body, request.expected, received, inline=True)
             answer = await self._read_in_worker(self._pool, body, request, received, deadline, context)
         finally:
             # Free the bytes; a traceback would keep them during a retry's wait. The closing socket of a task that was

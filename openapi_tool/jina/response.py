@@ -118,8 +118,17 @@ class Received:
     secrets: frozenset[str] = frozenset()
 
 
-def read_response(body: bytes | bytearray | memoryview, expected: Expected, received: Received) -> UpstreamResult:
-    """Return the result of a successful request. Raises ToolError if the upstream failed."""
+class MayHoldSecret(Exception):
+    """A response must be masked, whose cost has no bound."""
+
+
+def read_response(
+    body: bytes | bytearray | memoryview, expected: Expected, received: Received, *, inline: bool = False
+) -> UpstreamResult:
+    """Return the result of a successful request. Raises ToolError if the upstream failed.
+
+    With `inline` nothing is masked but short texts in errors and warnings: raises MayHoldSecret if there may be more.
+    """
     redactor = of_call(received.secrets)
     responses = RESPONSES[expected.operation]
     envelope = _envelope(_parsed(body), expected, received, redactor)
@@ -130,6 +139,8 @@ def read_response(body: bytes | bytearray | memoryview, expected: Expected, rece
         error.tokens = usage_of(envelope).tokens  # the upstream charges for the page
         return NothingToShow(error)
     del envelope  # up to four times the bytes of the body
+    if inline and _may_hold_secret(output, redactor):
+        raise MayHoldSecret
     return _masked(output, redactor)
 
 
@@ -166,6 +177,14 @@ def _envelope(value: object, expected: Expected, received: Received, redactor: R
     raise upstream_failure(status, value, received.retry_after, redactor, expected.names, failures, filters, offers)
 
 
+def _may_hold_secret(output: ToolOutput, redactor: Redactor) -> bool:
+    try:
+        state = orjson.dumps(output.state).decode()
+    except orjson.JSONEncodeError:  # a number beyond 64 bits
+        return True
+    return redactor.is_suspect(output.content) or redactor.is_suspect(state)
+
+
 def _masked(output: ToolOutput, redactor: Redactor) -> ToolOutput:
     """Mask secrets, and replace what jsonb refuses, before the output is truncated.
 
@@ -174,7 +193,7 @@ def _masked(output: ToolOutput, redactor: Redactor) -> ToolOutput:
     """
     items = output.items
     content = output.content
-    if redactor.finds_in(content):
+    if redactor.is_suspect(content):
         items = tuple(one._replace(head=redactor.text(one.head), body=redactor.text(one.body)) for one in items)
     if storable_text(content) != content:
         items = tuple(Item(*map(storable_text, item)) for item in items)
