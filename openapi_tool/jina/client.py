@@ -35,7 +35,7 @@ from openapi_tool.open_files import OUT_OF_FILES, is_out_of_files
 from openapi_tool.protocol.errors import ResponseTooLarge, ToolError, ToolTimeout, UpstreamUnavailable
 from openapi_tool.protocol.payload import Payload
 from openapi_tool.tools.deadlines import Deadline
-from openapi_tool.tools.inline_bounds import SMALL, body_fits_inline
+from openapi_tool.tools.inline_bounds import LONG_BODY_BYTES, SMALL, body_fits_inline
 
 log = logging.getLogger(__name__)
 
@@ -130,6 +130,7 @@ class JinaClient:
             if self._pool is None:
                 return read_response(body, request.expected, received)
             if body_fits_inline(body, len(secrets)):
+                await without_other_long_steps(len(body), LONG_BODY_BYTES)
                 with suppress(MayHoldSecret):
                     return read_response(body, request.expected, received, inline=True)
             answer = await self._read_in_worker(self._pool, body, request, received, deadline, context)

@@ -27,6 +27,9 @@ SMALL = 64 * 1024
 MAX_BODY_BYTES, MAX_BODY_VALUES = 80_000, 2_000
 """Of a response that is read inline; commas within texts count as values, too."""
 
+LONG_BODY_BYTES = 8_000
+"""Of a response that may take over 0.5 ms inline, so that each is read in an iteration of the event loop of its own."""
+
 MAX_SECRETS = 4
 """Whose marks are searched in a response inline, which takes up to 0.4 ms each. If one occurs, a worker masks it."""
 

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 
 from openapi_tool.local.caller import ResultRows
+from openapi_tool.tools.inline_bounds import MAX_BODY_BYTES, body_fits_inline
 from tests.hostile.case import Cases
 from tests.hostile.scene import ANSWER_S, Scene, assert_failed, assert_succeeded, content_of
 from tests.hostile.upstream import LATE, response
@@ -243,6 +244,21 @@ async def pages_in_small_chunks_at_once(scene: Scene) -> None:
     for answer in await scene.calls(max(1, scene.scaled(8)), tool, arguments, TIMEOUT_S):
         if content_of(answer)["status"] != "success":
             assert_failed(answer, *_FAILED, "tool_timeout")
+
+
+def _just_inline() -> bytes:
+    half_pairs = rb"\ud800" * ((MAX_BODY_BYTES - 400) // 6)
+    found = page(content=b'"%b"' % half_pairs)
+    assert body_fits_inline(bytearray(found.partition(b"\r\n\r\n")[2]), secrets=1)
+    return found
+
+
+@CASES.case("13", lambda: {"just_inline": _just_inline()})
+async def costly_pages_just_below_the_inline_bound_at_once(scene: Scene) -> None:
+    tool = await scene.define({"jina": {"mode": "reader"}})
+    arguments = {"url": "https://example.com/attack-just_inline/{n}"}
+    for answer in await scene.calls(scene.scaled(PAGES), tool, arguments):
+        assert_succeeded(answer)
 
 
 @CASES.case("own", lambda: {"busy": response(b'{"code":503,"status":50300}', 503)})

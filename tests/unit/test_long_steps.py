@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from openapi_tool.concurrency.long_steps import without_other_long_steps
+from openapi_tool.concurrency.long_steps import LONG_BYTES, without_other_long_steps
 from tests.requirements import requirement
 
 LONG, SHORT = 10_000_000, 1_000
 
 
-async def iterations_of_steps(sizes: list[int], *, cancelled: int | None = None) -> list[int]:
+async def iterations_of_steps(sizes: list[int], *, long: int = LONG_BYTES, cancelled: int | None = None) -> list[int]:
     """Return the iteration of the event loop in which each step ran."""
     loop, now, found = asyncio.get_running_loop(), 0, []
 
@@ -22,7 +22,7 @@ async def iterations_of_steps(sizes: list[int], *, cancelled: int | None = None)
         loop.call_soon(tick)
 
     async def step(size: int) -> None:
-        await without_other_long_steps(size)
+        await without_other_long_steps(size, long)
         found.append(now)
 
     loop.call_soon(tick)
@@ -44,6 +44,11 @@ async def test_long_steps_run_in_iterations_of_their_own() -> None:
 @requirement("loop.answers")
 async def test_short_steps_wait_for_nothing() -> None:
     assert len(set(await iterations_of_steps([LONG, SHORT, SHORT]))) == 1
+
+
+@requirement("loop.answers")
+async def test_a_caller_says_above_which_size_its_step_is_long() -> None:
+    assert len(set(await iterations_of_steps([SHORT] * 5, long=SHORT - 1))) == 5
 
 
 @requirement("loop.answers")
