@@ -7,7 +7,7 @@ import heapq
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import islice
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -59,11 +59,10 @@ class CallAccounts:
         latest = budgets.clock() + deadline.remaining() * budgets.max_wait_share()
         amount = Amount(1, max(min_tokens, round(budgets.means.get(self._tool, 0.0))))
         reservation = Reservation(amount, [])
-        name = budgets.new_attempt()
         try:
             for account in self._accounts:
                 budgets.active[account.record_name] = account
-                reservation.attempts.append((account, await account.reserve(name, amount, deadline, latest)))
+                reservation.attempts.append((account, await account.reserve(amount, deadline, latest)))
         except BaseException:
             reservation.release()
             raise
@@ -136,7 +135,6 @@ class Budgets:
         self._options = options
         self._store = store
         self.clock = clock
-        self._numbers = count()
         self._sharing = Sharing()
         self.active: dict[str, Account] = {}
         self.means: dict[tuple[str, str], float] = {}
@@ -169,10 +167,6 @@ class Budgets:
         if tool_limits is not None:
             accounts = [*accounts, *self._open(spender, tool_limits, tool, now)]
         return CallAccounts(self, (project, tool), accounts) if accounts else None
-
-    def new_attempt(self) -> str:
-        """Return the id of a new attempt."""
-        return f"{self._replica}.{next(self._numbers):x}"
 
     def on_change(self, name: str, stored: Stored) -> None:
         """Adopt a record that another replica wrote, or that all were deleted."""
