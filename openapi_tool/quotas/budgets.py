@@ -61,7 +61,6 @@ class CallAccounts:
         reservation = Reservation(amount, [])
         try:
             for account in self._accounts:
-                budgets.active[account.record_name] = account
                 reservation.attempts.append((account, await account.reserve(amount, deadline, latest)))
         except BaseException:
             reservation.release()
@@ -118,8 +117,7 @@ class Budgets:
     """Budgets of this process, named `replica`. `clock` returns the NATS server's time in seconds since the epoch.
 
     A request waits for what others have reserved for `max_wait_share()` of its remaining time.
-    `limited`: the settings have a budget. `active`: accounts by record name in which requests have reserved. `means`:
-    moving averages of a request's tokens by project and tool.
+    `limited`: the settings have a budget. `means`: moving averages of a request's tokens by project and tool.
     """
 
     def __init__(
@@ -136,19 +134,17 @@ class Budgets:
         self._store = store
         self.clock = clock
         self._sharing = Sharing()
-        self.active: dict[str, Account] = {}
         self.means: dict[tuple[str, str], float] = {}
         self._most_used: dict[str, dict[str, Account]] = {scope: {} for scope in SCOPES}
         # Expiry and accounts by project, agent and session.
         self._opened: dict[tuple[str, str, str], tuple[float, list[Account]]] = {}
-        # Accounts that `_drop_unused` has not checked in this round.
-        self._to_check: Iterator[tuple[tuple[AccountId, str], Account]] = iter(())
+        # Accounts that `_tick` has not checked in this round.
+        self._to_check: Iterator[Account] = iter(())
         self._periods = Periods(time_zone(options.time_zone))
-        self._accounts: dict[tuple[AccountId, str], Account] = {}
-        self._by_name: dict[str, Account] = {}
+        self._accounts: dict[str, Account] = {}  # by name of the record
         # Also those that were dropped while a call uses them: two accounts of one record would undo each other's
         # reservations, as both write them in the name of this replica.
-        self._existing: WeakValueDictionary[tuple[AccountId, str], Account] = WeakValueDictionary()
+        self._existing: WeakValueDictionary[str, Account] = WeakValueDictionary()
         self._by_project = {name: options.for_project(name) for name in options.projects}
         self.limited = options.limited or bool(options.projects)
         self._task: asyncio.Task[None] | None = None
@@ -173,7 +169,7 @@ class Budgets:
         if name == ALL_RECORDS:
             for each in self._accounts.values():
                 each.forget()
-        elif (account := self._by_name.get(name)) is not None:
+        elif (account := self._accounts.get(name)) is not None:
             account.on_change(stored)
 
     def snapshot(self) -> list[dict[str, Any]]:
@@ -206,7 +202,7 @@ class Budgets:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-        await asyncio.gather(*(account.aclose() for account in self.active.values()))
+        await asyncio.gather(*(account.aclose() for account in self._existing.values() if not account.is_quiet))
 
     def _open(
         self, spender: Spender, limits: BudgetLimits, tool: str, now: float, scopes: Sequence[str] = SCOPES
@@ -221,14 +217,13 @@ class Budgets:
 
     def _account(self, account_id: AccountId, limit: AccountLimit, now: float) -> Account:
         period = self._period(account_id.scope, now)
-        key = account_id, period.name
-        account = self._accounts.get(key)
+        name = account_id.record_name(period)
+        account = self._accounts.get(name)
         if account is None:
-            account = self._existing.get(key) or Account(
+            account = self._existing.get(name) or Account(
                 account_id, limit, period, self._replica, self._store, self.clock, self._sharing, on_write=self._rank
             )
-            self._existing[key] = account
-            self._accounts[key] = self._by_name[account.record_name] = account
+            self._existing[name] = self._accounts[name] = account
             self._rank(account)
             self._task = self._task or in_background(repeat(self._tick, _TICK_S, "the budgets"), "budgets")
         account.limit = limit  # the definition may have changed
@@ -240,27 +235,22 @@ class Budgets:
         return self._periods.month(now) if scope == "project_month" else self._periods.day(now)
 
     async def _tick(self) -> None:
-        for account in list(self.active.values()):
-            if account.is_quiet:
-                del self.active[account.record_name]
-        self._drop_unused(self.clock())
-
-    def _drop_unused(self, now: float) -> None:
         """Drop quiet accounts whose period is over, or the oldest if there are too many."""
+        now = self.clock()
         checked = list(islice(self._to_check, _CHECKED_PER_TICK))
         if not checked:
-            self._to_check = iter(list(self._accounts.items()))
+            self._to_check = iter(list(self._accounts.values()))
         too_many = len(self._accounts) - _MAX_ACCOUNTS
-        for key, account in checked:
+        for account in checked:
             if account.is_quiet and (now >= account.period.end or too_many > 0):
                 too_many -= 1
-                del self._accounts[key], self._by_name[account.record_name]
+                del self._accounts[account.record_name]
                 self._opened.clear()  # it may list the account; the next calls fill it again
                 self._most_used[account.id.scope].pop(account.record_name, None)
 
     def _rank(self, account: Account) -> None:
         """Add an account to the most used ones of its scope, which are pruned to `_MAX_RANKED` at twice that."""
-        if self._by_name.get(account.record_name) is not account:  # dropped, but written by an older call
+        if self._accounts.get(account.record_name) is not account:  # dropped, but written by an older call
             return
         found = self._most_used[account.id.scope]
         found[account.record_name] = account
