@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -27,7 +26,6 @@ _MAX_MEANS = 10_000  # one per tool
 _MAX_ACCOUNTS = 20_000
 _CHECKED_PER_TICK = 2_000  # all accounts at once could block the event loop
 _MAX_RANKED = 100
-_NOT_OPENED: tuple[float, list[Account]] = 0.0, []  # an expired entry of `_opened`
 
 
 class Spender(NamedTuple):
@@ -136,8 +134,6 @@ class Budgets:
         self._sharing = Sharing()
         self.means: dict[tuple[str, str], float] = {}
         self._most_used: dict[str, dict[str, Account]] = {scope: {} for scope in SCOPES}
-        # Expiry and accounts by project, agent and session.
-        self._opened: dict[tuple[str, str, str], tuple[float, list[Account]]] = {}
         # Accounts that `_tick` has not checked in this round.
         self._to_check: Iterator[Account] = iter(())
         self._periods = Periods(time_zone(options.time_zone))
@@ -151,18 +147,10 @@ class Budgets:
 
     def accounts_of(self, spender: Spender) -> CallAccounts | None:
         """Return the accounts of a call, None without any budget."""
-        project, agent, session, tool, tool_limits = spender
-        now = self.clock()
-        key = (project, agent, session)
-        until, accounts = self._opened.get(key, _NOT_OPENED)
-        if now >= until:
-            accounts = self._open(spender, self._by_project.get(bare_project(project), self._options), "", now)
-            if len(self._opened) >= _MAX_ACCOUNTS:
-                self._opened.clear()
-            self._opened[key] = min((account.period.end for account in accounts), default=math.inf), accounts
-        if tool_limits is not None:
-            accounts = [*accounts, *self._open(spender, tool_limits, tool, now)]
-        return CallAccounts(self, (project, tool), accounts) if accounts else None
+        accounts = self._open(spender, self._limits_of(spender.project), "")
+        if spender.tool_limits is not None:
+            accounts += self._open(spender, spender.tool_limits, spender.tool)
+        return CallAccounts(self, (spender.project, spender.tool), accounts) if accounts else None
 
     def on_change(self, name: str, stored: Stored) -> None:
         """Adopt a record that another replica wrote, or that all were deleted."""
@@ -184,8 +172,8 @@ class Budgets:
         Both are named as in the records of quotas (`Call.charged_agent`).
         """
         spender = Spender(charged.project, charged.agent, "", "")
-        limits = self._by_project.get(bare_project(charged.project), self._options)
-        accounts = self._open(spender, limits, "", self.clock(), [scope for scope in SCOPES if scope != "session"])
+        scopes = [scope for scope in SCOPES if scope != "session"]
+        accounts = self._open(spender, self._limits_of(spender.project), "", scopes)
         await asyncio.gather(*(account.refresh() for account in accounts))
         return [{"budget": account.id.scope, **account.left()} for account in accounts]
 
@@ -204,9 +192,11 @@ class Budgets:
             await asyncio.wait([self._task])
         await asyncio.gather(*(account.aclose() for account in self._existing.values() if not account.is_quiet))
 
-    def _open(
-        self, spender: Spender, limits: BudgetLimits, tool: str, now: float, scopes: Sequence[str] = SCOPES
-    ) -> list[Account]:
+    def _limits_of(self, project: str) -> BudgetLimits:
+        return self._by_project.get(bare_project(project), self._options)
+
+    def _open(self, spender: Spender, limits: BudgetLimits, tool: str, scopes: Sequence[str] = SCOPES) -> list[Account]:
+        now = self.clock()
         found = []
         for scope in scopes:
             limit = AccountLimit(*limits.of(scope))
@@ -245,7 +235,6 @@ class Budgets:
             if account.is_quiet and (now >= account.period.end or too_many > 0):
                 too_many -= 1
                 del self._accounts[account.record_name]
-                self._opened.clear()  # it may list the account; the next calls fill it again
                 self._most_used[account.id.scope].pop(account.record_name, None)
 
     def _rank(self, account: Account) -> None:
