@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from openapi_tool.protocol.errors import BudgetExceeded, ToolTimeout
-from openapi_tool.quotas.account_record import WARN_PERCENT, AccountLimit, AccountRecord, encode, parse, unused
+from openapi_tool.quotas.account_record import WARN_PERCENT, AccountLimit, AccountRecord, parse, unused
 from openapi_tool.quotas.amounts import NOTHING, Amount, Attempt
 from openapi_tool.quotas.periods import Period
 from openapi_tool.quotas.shared_record import SharedRecord
@@ -175,10 +175,6 @@ class Account(SharedRecord):
             self._unreadable_logged = True
             self._log_unreadable()
         return record is not None
-
-    def encode(self) -> bytes:
-        """See `SharedRecord`."""
-        return encode(self.record)
 
     def apply(self, now: float) -> bool:
         """See `SharedRecord`."""

@@ -141,7 +141,7 @@ def from_version_1(stored: bytes) -> bytes | None:
     for share in earlier.shares.values():
         used = used.plus(share.reserved)
     record = AccountRecord(version=2, used=used, warned=earlier.warned, about=earlier.about)
-    return encode(record)
+    return record.model_dump_json().encode()
 
 
 class _Share1(BaseModel):
@@ -154,11 +154,6 @@ class _Version1(BaseModel):
     shares: dict[str, _Share1]
     warned: bool
     about: dict[str, str] = Field(default_factory=dict)
-
-
-def encode(record: AccountRecord) -> bytes:
-    """Return the stored form."""
-    return record.model_dump_json().encode()
 
 
 def parse(stored: bytes | None) -> AccountRecord | None:

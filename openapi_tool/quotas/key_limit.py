@@ -24,7 +24,6 @@ from openapi_tool.quotas.limit_record import (
     Rates,
     Replica,
     WaitingCalls,
-    encode,
     parse,
 )
 from openapi_tool.quotas.permits import Permit, PermitRequest
@@ -119,6 +118,15 @@ class KeyGroup:
             waiter.permit.set_exception(error)
 
 
+@dataclass(slots=True)
+class _Outage:
+    """Outage of the store that began at `began`: the last known record, and what was sent since then."""
+
+    began: float
+    record: LimitRecord
+    sent: Window = field(default_factory=Window)
+
+
 class _Rivals:
     """Calls that wait at other replicas. Theirs is the turn if their project's is, and if they have waited longer.
 
@@ -205,9 +213,7 @@ class KeyLimit(SharedRecord):
         self._applied_charges = 0
         self._own_pause_until = self._reviewed_at = 0.0
         self._unreadable_logged = False
-        self._offline: LimitRecord | None = None
-        self._offline_window = Window()
-        self._lost_at = 0.0  # begin of an outage that is not reported yet
+        self._offline: _Outage | None = None
         self._sent: deque[float] = deque(maxlen=_MAX_SENT)  # of the last COUNTS_S
         self._uncounted: list[float] = []  # sent without a limit before `apply_rates` set one
         self._durations: deque[float] = deque(maxlen=_MAX_DURATIONS)
@@ -283,7 +289,7 @@ class KeyLimit(SharedRecord):
     def wait_s(self, place: int) -> float:
         """Return a lower bound of the seconds until this many requests may be sent, the last of them included."""
         if self._offline is not None:  # each replica has an equal part
-            place *= len(self._offline.known_replicas(self.replica))
+            place *= len(self._offline.record.known_replicas(self.replica))
         rates = self.in_force
         now = self.now()
         self.record.pace(rates, self.tokens_each, now)
@@ -412,10 +418,6 @@ class KeyLimit(SharedRecord):
         self.record.pace(self.in_force, self.tokens_each, now)
         return record is not None
 
-    def encode(self) -> bytes:
-        """See `SharedRecord`."""
-        return encode(self.record)
-
     def apply(self, now: float) -> bool:
         """See `SharedRecord`."""
         record = self.record
@@ -454,7 +456,6 @@ class KeyLimit(SharedRecord):
         self._uncounted = []
         if self._offline is not None:
             self._offline = None
-            self._lost_at = 0.0
             log.info("limits are shared again", extra={"action": "limits.shared", **self._log_fields})
         for waiter, attempt in granted:
             attempt.stored = attempt.id in self.record.open
@@ -482,9 +483,9 @@ class KeyLimit(SharedRecord):
         is_missing = recovery is not None and self.replica in recovery.missing
         if recovery is not None and is_missing:
             recovery.missing.remove(self.replica)
-        if self._lost_at:
-            self.record.recover(self.replica, self.in_force, self._lost_at, now)
-        return is_missing or self._lost_at > 0
+        if self._offline is not None:
+            self.record.recover(self.replica, self.in_force, self._offline.began, now)
+        return is_missing or self._offline is not None
 
     def _count_earlier(self, now: float) -> bool:
         """Count what was sent before a limit was set, or before the requests of a key without one were observed."""
@@ -699,11 +700,8 @@ class KeyLimit(SharedRecord):
         if not self.limited:
             return
         now = self.now()
-        self.decode(self._readable)
         self.record.drop_expired(self.rates, now)
-        self._offline = self.record
-        self._offline_window = Window()
-        self._lost_at = self._lost_at or now
+        self._offline = _Outage(now, self.record)
         parts = len(self.record.known_replicas(self.replica))
         log.warning(
             "cannot share the limit of %s requests with the key of %s: %s; this replica uses 1/%s of it",
@@ -717,23 +715,24 @@ class KeyLimit(SharedRecord):
     def decide_offline(self) -> None:
         """See `SharedRecord`: an equal part of what was left of the limit, at an equal part of its pace."""
         now = self.now()
-        record = self._offline
+        outage = self._offline
         while self.usable and (name := self.group.waiting.next(self._may_send)) is not None:
-            if record is not None and not self._has_offline_room(record, now):
+            if outage is not None and not self._has_offline_room(outage, now):
                 break
             waiter = self.group.waiting.pop(name)
             self.group.waiting.turns.serve(name, 1 / self.group.waiting.weight(name))
             attempt = self._attempt(waiter, now)
-            self._offline_window.add(now, 1)
+            if outage is not None:
+                outage.sent.add(now, 1)
             self._give(waiter, attempt)
         self._review()
 
-    def _has_offline_room(self, record: LimitRecord, now: float) -> bool:
+    def _has_offline_room(self, outage: _Outage, now: float) -> bool:
         if self.paused_s:
             return False
+        record, window = outage.record, outage.sent
         parts = len(record.known_replicas(self.replica))
         rates = self.in_force
-        window = self._offline_window
         window.drop_expired(now)
         own = [attempt for attempt in self.attempts.values() if not attempt.stored and attempt.at > now - COUNTS_S]
         if rates.requests is not None:

@@ -28,6 +28,11 @@ _CONFLICTS_S = 0.1  # after too many conflicts
 _NUMBERS = count()
 
 
+def encode(record: AccountRecord | LimitRecord) -> bytes:
+    """Return the stored form."""
+    return record.model_dump_json().encode()
+
+
 class SharedRecord(ABC):
     """A record that contains the `attempts` of this process, and the task that writes it while there is a change.
 
@@ -59,10 +64,6 @@ class SharedRecord(ABC):
     @abstractmethod
     def decode(self, value: bytes | None) -> bool:
         """Use a stored value, with its times corrected; return False, and use an empty record, if it is none."""
-
-    @abstractmethod
-    def encode(self) -> bytes:
-        """Return the record in its stored form."""
 
     @abstractmethod
     def apply(self, now: float) -> bool:
@@ -235,10 +236,10 @@ class SharedRecord(ABC):
             return _CONFLICTS_S
         except Unavailable as unavailable:
             self._retry_at = loop.time() + _RETRY_S
+            self.decode(self._readable)  # without what `apply` has added
             if not self.outage:
                 self.outage = str(unavailable) or "unavailable"
                 self.begin_outage()
-            self.decode(self._readable)  # without what `apply` has added
             self.decide_offline()
             return _RETRY_S
         except Exception:  # a defect; if this task ended, every call would wait until its deadline
@@ -254,7 +255,7 @@ class SharedRecord(ABC):
             self.abort()
             if not self.decode(value):
                 self.decode(self._readable)
-            return self.encode() if self.apply(self.now()) else None
+            return encode(self.record) if self.apply(self.now()) else None
 
         known = self._known
         self._known = None  # if this fails: the record may have been written
@@ -276,5 +277,5 @@ class SharedRecord(ABC):
     def _adopt(self, revision: int, *, exists: bool = True) -> None:
         """Keep the record as it was decoded: if its times were corrected again and again, they would never pass."""
         if exists:
-            self._readable = self.encode()
+            self._readable = encode(self.record)
         self._known = Stored(self._readable if exists else None, revision)

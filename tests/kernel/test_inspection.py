@@ -41,9 +41,10 @@ from openapi_tool.protocol.attempts import UpstreamAttempt
 from openapi_tool.protocol.cards import ResultCard, new_id, result_card
 from openapi_tool.protocol.errors import NeedsOperator, RateLimited, Unavailable
 from openapi_tool.quotas.account import AccountId
-from openapi_tool.quotas.account_record import OpenAttempt, encode, unused
+from openapi_tool.quotas.account_record import OpenAttempt, unused
 from openapi_tool.quotas.amounts import Amount
 from openapi_tool.quotas.periods import Periods
+from openapi_tool.quotas.shared_record import encode
 from openapi_tool.state.nats_kv import NatsKvRecords
 from openapi_tool.tools.output import Item, ToolOutput, Usage
 from openapi_tool.tools.result import RenderedResult, ResultFields, failure, success
