@@ -25,8 +25,8 @@ from benchmarks.world import CALL_LIMIT_S, OVERLOAD, PREFIX, Figures, Size, Worl
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.nats_records.record_store import BUDGETS
 from openapi_tool.nats_records.replica_statistics import gather_stats
-from openapi_tool.quotas.account import END_MARGIN_S
 from openapi_tool.quotas.account_record import parse
+from openapi_tool.quotas.shared_record import END_MARGIN_S
 
 Act = Callable[[list[ExecutorProcess]], Coroutine[Any, Any, None]]
 

@@ -13,10 +13,10 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from openapi_tool.protocol.errors import BudgetExceeded, ToolTimeout
-from openapi_tool.quotas.account_record import WARN_PERCENT, AccountLimit, encode, parse, unused
+from openapi_tool.quotas.account_record import WARN_PERCENT, AccountLimit, AccountRecord, parse, unused
 from openapi_tool.quotas.amounts import NOTHING, Amount, Attempt
 from openapi_tool.quotas.periods import Period
-from openapi_tool.quotas.shared_record import SETTLE_S, SharedRecord
+from openapi_tool.quotas.shared_record import SharedRecord
 from openapi_tool.state.port import Records, Stored
 from openapi_tool.telemetry import metrics
 from openapi_tool.tools.deadlines import Deadline
@@ -30,7 +30,6 @@ _OWNER_TEXT = {
     "project_month": "of this project for this month",
 }
 SCOPES = tuple(_OWNER_TEXT)  # narrowest first
-END_MARGIN_S = 60.0  # from the deadline of a call until its requests have certainly ended
 _NEARLY_USED_PERCENT = 90  # at which results get a note for the model; the log warns at 80
 _WAIT_S = 1.0  # between two reads of a record while requests wait for reservations of other replicas
 
@@ -95,6 +94,9 @@ class Sharing:
 class Account(SharedRecord):
     """Account. `on_write` is called after each write of the record."""
 
+    record: AccountRecord
+    restores = False  # a replica whose clock is ahead has charged it
+
     def __init__(
         self,
         account_id: AccountId,
@@ -116,17 +118,15 @@ class Account(SharedRecord):
         self._waiting: list[_Request] = []
         self._granted: list[_Request] = []  # by `apply`
         self._refused: list[_Request] = []  # by `apply`
-        self._settled: list[Attempt] = []  # by `apply`
-        self._wrote = self._warns = self._offline = False
+        self._wrote = self._warns = False
         self._refusal_logged = self._unreadable_logged = False
 
-    async def reserve(self, name: str, need: Amount, deadline: Deadline, latest: float) -> Attempt:
+    async def reserve(self, need: Amount, deadline: Deadline, latest: float) -> Attempt:
         """Reserve an amount for an attempt; wait until `latest` (server time) for what others have reserved.
 
         Raises BudgetExceeded, and ToolTimeout if the account could not be checked before the deadline.
         """
-        now = self.now()
-        attempt = Attempt(name, now, need, now + max(0.0, deadline.remaining()) + END_MARGIN_S)
+        attempt = self.new_attempt(self.now(), need, deadline)
         request = _Request(attempt, latest, asyncio.get_running_loop().create_future())
         self._waiting.append(request)
         self.wake()
@@ -176,14 +176,10 @@ class Account(SharedRecord):
             self._log_unreadable()
         return record is not None
 
-    def encode(self) -> bytes:
-        """See `SharedRecord`."""
-        return encode(self.record)
-
     def apply(self, now: float) -> bool:
         """See `SharedRecord`."""
         changed = self.record.expire(now)
-        changed |= self._store_attempts(now)
+        changed |= self.store_attempts(now)
         changed |= self._reserve(now)
         self._wrote = changed
         if changed:
@@ -191,13 +187,24 @@ class Account(SharedRecord):
             self._warns = self.record.warns(self.limit)
         return changed
 
+    def reserve_attempt(self, attempt: Attempt) -> None:
+        """See `SharedRecord`."""
+        self.record.reserve(attempt)
+
+    def settle_attempt(self, name: str, cost: Amount) -> None:
+        """See `SharedRecord`."""
+        self.record.settle(name, cost)
+
+    def settle_missing(self, attempt: Attempt) -> bool:
+        """See `SharedRecord`."""
+        cost = attempt.need if attempt.cost is None else attempt.cost
+        if attempt.stored:  # it is charged what it reserved
+            cost = Amount(0, max(0, cost.tokens - attempt.need.tokens))
+        self.record.add(cost)
+        return cost != NOTHING
+
     def confirm(self) -> None:
         """See `SharedRecord`."""
-        for attempt in self.attempts.values():
-            attempt.stored |= attempt.id in self.record.open
-        for attempt in self._settled:
-            self.attempts.pop(attempt.id, None)
-        self._offline = False
         self._sharing.end_outage()
         for request in self._granted:
             request.attempt.stored = True
@@ -206,7 +213,7 @@ class Account(SharedRecord):
             need = request.attempt.need
             is_held = self.limit.covers(self.record.charged.plus(need))
             self._end(request, self._held(need) if is_held else self._refusal(need))
-        self._granted, self._refused, self._settled = [], [], []
+        self._granted, self._refused = [], []
         if self._wrote:
             self._on_write(self)
         if self._warns:
@@ -215,49 +222,14 @@ class Account(SharedRecord):
 
     def abort(self) -> None:
         """See `SharedRecord`."""
-        self._granted, self._refused, self._settled, self._warns = [], [], [], False
+        self._granted, self._refused, self._warns = [], [], False
 
     def next_s(self) -> float | None:
         """See `SharedRecord`."""
-        if any(attempt.cost is not None for attempt in self.attempts.values()):
-            return SETTLE_S
         if self._waiting:
             self.must_read()
             return max(0.0, min(_WAIT_S, min(request.latest for request in self._waiting) - self.now()))
         return None
-
-    def _store_attempts(self, now: float) -> bool:
-        """Reserve what the record does not contain, settle what it contains and ended."""
-        record = self.record
-        changed = False
-        missing: list[Attempt] = []
-        self._settled = []
-        for attempt in self.attempts.values():
-            in_record = attempt.id in record.open
-            if attempt.cost is not None and (attempt.stored or attempt.cost == NOTHING):
-                if in_record:
-                    record.settle(attempt.id, attempt.cost)
-                    changed = True
-                elif attempt.stored:  # it is charged what it reserved
-                    record.add(Amount(0, max(0, attempt.cost.tokens - attempt.need.tokens)))
-                    changed = True
-                self._settled.append(attempt)
-            elif in_record or attempt.stored:  # if stored, but not there: a replica whose clock is ahead has charged it
-                continue
-            elif attempt.until > now:
-                missing.append(attempt)
-            else:
-                record.add(attempt.cost or attempt.need)
-                self._settled.append(attempt)
-                changed = True
-        prefix = f"{self.replica}."
-        for name in [name for name in record.open if name.startswith(prefix) and name not in self.attempts]:
-            del record.open[name]  # of a write that was believed to have failed: it was never sent
-            changed = True
-        for attempt in missing[: record.room]:  # the others once there is room
-            record.reserve(attempt)
-            changed = True
-        return changed
 
     def _reserve(self, now: float) -> bool:
         """Reserve for waiting requests in their order.
@@ -300,7 +272,6 @@ class Account(SharedRecord):
     def begin_outage(self) -> None:
         """See `SharedRecord`."""
         self._sharing.begin_outage(self.outage)
-        self._offline = True
 
     def decide_offline(self) -> None:
         """See `SharedRecord`: an equal part of what was left of the budget."""
@@ -474,6 +445,6 @@ class Account(SharedRecord):
             "requests_lost": record.lost.requests,
             "tokens_lost": record.lost.tokens,
             "share": round(self.used_fraction, 4),
-            "offline": self._offline,
+            "offline": bool(self.outage),
             "at": datetime.fromtimestamp(self.now(), UTC).isoformat(timespec="seconds"),
         }

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from openapi_tool.quotas.amounts import NOTHING, Amount, Attempt, Time
+from openapi_tool.quotas.amounts import NOTHING, Amount, Attempt, Time, Use
 from openapi_tool.quotas.limit_record import MAX_CALL_S, MAX_REPLICAS
 
 REPLICA_S = 300.0  # from its last report until a replica is removed
@@ -18,7 +18,6 @@ MAX_OPEN = 4_000  # attempts; a record may have 256 KiB
 WARN_PERCENT = 80  # used, at which a warning is logged
 
 Name = Annotated[str, Field(max_length=100)]
-Use = Annotated[int, Field(ge=0, le=2**53, strict=True)]
 
 
 class AccountLimit(NamedTuple):
@@ -39,7 +38,7 @@ class AccountLimit(NamedTuple):
 
 
 class OpenAttempt(NamedTuple):
-    """Attempt whose cost is not known yet. Its amounts are not negative: a forged one would lift the budget."""
+    """Attempt whose cost is not known yet."""
 
     requests: Use
     tokens: Use
@@ -49,13 +48,6 @@ class OpenAttempt(NamedTuple):
     def need(self) -> Amount:
         """What is reserved for it."""
         return Amount(self.requests, self.tokens)
-
-
-class Uses(NamedTuple):
-    """Uses so far."""
-
-    requests: Use
-    tokens: Use
 
 
 class AccountRecord(BaseModel):
@@ -68,8 +60,8 @@ class AccountRecord(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     version: Literal[2]
-    used: Uses
-    lost: Uses = Uses(0, 0)
+    used: Amount
+    lost: Amount = NOTHING
     open: dict[Name, OpenAttempt] = Field(default_factory=dict)
     replicas: dict[Name, Time] = Field(default_factory=dict)
     warned: bool = False
@@ -78,7 +70,7 @@ class AccountRecord(BaseModel):
     @property
     def charged(self) -> Amount:
         """What is used for certain, or for all that is known."""
-        return Amount(*self.used).plus(Amount(*self.lost))
+        return self.used.plus(self.lost)
 
     @property
     def reserved(self) -> Amount:
@@ -101,13 +93,13 @@ class AccountRecord(BaseModel):
 
     def add(self, cost: Amount) -> None:
         """Add a cost."""
-        self.used = Uses(max(0, self.used.requests + cost.requests), max(0, self.used.tokens + cost.tokens))
+        self.used = Amount(max(0, self.used.requests + cost.requests), max(0, self.used.tokens + cost.tokens))
 
     def expire(self, now: float) -> bool:
         """Charge attempts that nobody has settled in time; return whether there were any."""
         lost = [name for name, one in self.open.items() if not now < one.until < now + MAX_CALL_S]
         for name in lost:
-            self.lost = Uses(*Amount(*self.lost).plus(self.open.pop(name).need))
+            self.lost = self.lost.plus(self.open.pop(name).need)
         return bool(lost)
 
     def held_until(self, limit: AccountLimit, need: Amount) -> float:
@@ -136,7 +128,7 @@ class AccountRecord(BaseModel):
 
 def unused(about: Mapping[str, str]) -> AccountRecord:
     """Return the record of an unused account."""
-    return AccountRecord(version=2, used=Uses(*NOTHING), about=dict(about))
+    return AccountRecord(version=2, used=NOTHING, about=dict(about))
 
 
 def from_version_1(stored: bytes) -> bytes | None:
@@ -145,28 +137,23 @@ def from_version_1(stored: bytes) -> bytes | None:
         earlier = _Version1.model_validate_json(stored)
     except ValidationError:
         return None
-    used = Amount(*earlier.used)
+    used = earlier.used
     for share in earlier.shares.values():
-        used = used.plus(Amount(*share.reserved))
-    record = AccountRecord(version=2, used=Uses(*used), warned=earlier.warned, about=earlier.about)
-    return encode(record)
+        used = used.plus(share.reserved)
+    record = AccountRecord(version=2, used=used, warned=earlier.warned, about=earlier.about)
+    return record.model_dump_json().encode()
 
 
 class _Share1(BaseModel):
-    reserved: Uses
+    reserved: Amount
 
 
 class _Version1(BaseModel):
     version: Literal[1]
-    used: Uses
+    used: Amount
     shares: dict[str, _Share1]
     warned: bool
     about: dict[str, str] = Field(default_factory=dict)
-
-
-def encode(record: AccountRecord) -> bytes:
-    """Return the stored form."""
-    return record.model_dump_json().encode()
 
 
 def parse(stored: bytes | None) -> AccountRecord | None:

@@ -11,13 +11,14 @@ Time = Annotated[float, Field(ge=0, le=1e12)]
 """Server time in a record, in seconds since the epoch."""
 
 Number = Annotated[int, Field(ge=-(2**53), le=2**53, strict=True)]
+Use = Annotated[int, Field(ge=0, le=2**53, strict=True)]
 
 
 class Amount(NamedTuple):
-    """Upstream requests and tokens."""
+    """Upstream requests and tokens; those of a record are not negative: forged ones would lift a budget."""
 
-    requests: Number
-    tokens: Number
+    requests: Use
+    tokens: Use
 
     def plus(self, other: Amount) -> Amount:
         """Return the sum."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import islice
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -27,7 +26,6 @@ _MAX_MEANS = 10_000  # one per tool
 _MAX_ACCOUNTS = 20_000
 _CHECKED_PER_TICK = 2_000  # all accounts at once could block the event loop
 _MAX_RANKED = 100
-_NOT_OPENED: tuple[float, list[Account]] = 0.0, []  # an expired entry of `_opened`
 
 
 class Spender(NamedTuple):
@@ -59,11 +57,9 @@ class CallAccounts:
         latest = budgets.clock() + deadline.remaining() * budgets.max_wait_share()
         amount = Amount(1, max(min_tokens, round(budgets.means.get(self._tool, 0.0))))
         reservation = Reservation(amount, [])
-        name = budgets.new_attempt()
         try:
             for account in self._accounts:
-                budgets.active[account.record_name] = account
-                reservation.attempts.append((account, await account.reserve(name, amount, deadline, latest)))
+                reservation.attempts.append((account, await account.reserve(amount, deadline, latest)))
         except BaseException:
             reservation.release()
             raise
@@ -119,8 +115,7 @@ class Budgets:
     """Budgets of this process, named `replica`. `clock` returns the NATS server's time in seconds since the epoch.
 
     A request waits for what others have reserved for `max_wait_share()` of its remaining time.
-    `limited`: the settings have a budget. `active`: accounts by record name in which requests have reserved. `means`:
-    moving averages of a request's tokens by project and tool.
+    `limited`: the settings have a budget. `means`: moving averages of a request's tokens by project and tool.
     """
 
     def __init__(
@@ -136,50 +131,33 @@ class Budgets:
         self._options = options
         self._store = store
         self.clock = clock
-        self._numbers = count()
         self._sharing = Sharing()
-        self.active: dict[str, Account] = {}
         self.means: dict[tuple[str, str], float] = {}
         self._most_used: dict[str, dict[str, Account]] = {scope: {} for scope in SCOPES}
-        # Expiry and accounts by project, agent and session.
-        self._opened: dict[tuple[str, str, str], tuple[float, list[Account]]] = {}
-        # Accounts that `_drop_unused` has not checked in this round.
-        self._to_check: Iterator[tuple[tuple[AccountId, str], Account]] = iter(())
+        # Accounts that `_tick` has not checked in this round.
+        self._to_check: Iterator[Account] = iter(())
         self._periods = Periods(time_zone(options.time_zone))
-        self._accounts: dict[tuple[AccountId, str], Account] = {}
-        self._by_name: dict[str, Account] = {}
+        self._accounts: dict[str, Account] = {}  # by name of the record
         # Also those that were dropped while a call uses them: two accounts of one record would undo each other's
         # reservations, as both write them in the name of this replica.
-        self._existing: WeakValueDictionary[tuple[AccountId, str], Account] = WeakValueDictionary()
+        self._existing: WeakValueDictionary[str, Account] = WeakValueDictionary()
         self._by_project = {name: options.for_project(name) for name in options.projects}
         self.limited = options.limited or bool(options.projects)
         self._task: asyncio.Task[None] | None = None
 
     def accounts_of(self, spender: Spender) -> CallAccounts | None:
         """Return the accounts of a call, None without any budget."""
-        project, agent, session, tool, tool_limits = spender
-        now = self.clock()
-        key = (project, agent, session)
-        until, accounts = self._opened.get(key, _NOT_OPENED)
-        if now >= until:
-            accounts = self._open(spender, self._by_project.get(bare_project(project), self._options), "", now)
-            if len(self._opened) >= _MAX_ACCOUNTS:
-                self._opened.clear()
-            self._opened[key] = min((account.period.end for account in accounts), default=math.inf), accounts
-        if tool_limits is not None:
-            accounts = [*accounts, *self._open(spender, tool_limits, tool, now)]
-        return CallAccounts(self, (project, tool), accounts) if accounts else None
-
-    def new_attempt(self) -> str:
-        """Return the id of a new attempt."""
-        return f"{self._replica}.{next(self._numbers):x}"
+        accounts = self._open(spender, self._limits_of(spender.project), "")
+        if spender.tool_limits is not None:
+            accounts += self._open(spender, spender.tool_limits, spender.tool)
+        return CallAccounts(self, (spender.project, spender.tool), accounts) if accounts else None
 
     def on_change(self, name: str, stored: Stored) -> None:
         """Adopt a record that another replica wrote, or that all were deleted."""
         if name == ALL_RECORDS:
             for each in self._accounts.values():
                 each.forget()
-        elif (account := self._by_name.get(name)) is not None:
+        elif (account := self._accounts.get(name)) is not None:
             account.on_change(stored)
 
     def snapshot(self) -> list[dict[str, Any]]:
@@ -194,8 +172,8 @@ class Budgets:
         Both are named as in the records of quotas (`Call.charged_agent`).
         """
         spender = Spender(charged.project, charged.agent, "", "")
-        limits = self._by_project.get(bare_project(charged.project), self._options)
-        accounts = self._open(spender, limits, "", self.clock(), [scope for scope in SCOPES if scope != "session"])
+        scopes = [scope for scope in SCOPES if scope != "session"]
+        accounts = self._open(spender, self._limits_of(spender.project), "", scopes)
         await asyncio.gather(*(account.refresh() for account in accounts))
         return [{"budget": account.id.scope, **account.left()} for account in accounts]
 
@@ -212,11 +190,13 @@ class Budgets:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-        await asyncio.gather(*(account.aclose() for account in self.active.values()))
+        await asyncio.gather(*(account.aclose() for account in self._existing.values() if not account.is_quiet))
 
-    def _open(
-        self, spender: Spender, limits: BudgetLimits, tool: str, now: float, scopes: Sequence[str] = SCOPES
-    ) -> list[Account]:
+    def _limits_of(self, project: str) -> BudgetLimits:
+        return self._by_project.get(bare_project(project), self._options)
+
+    def _open(self, spender: Spender, limits: BudgetLimits, tool: str, scopes: Sequence[str] = SCOPES) -> list[Account]:
+        now = self.clock()
         found = []
         for scope in scopes:
             limit = AccountLimit(*limits.of(scope))
@@ -227,14 +207,13 @@ class Budgets:
 
     def _account(self, account_id: AccountId, limit: AccountLimit, now: float) -> Account:
         period = self._period(account_id.scope, now)
-        key = account_id, period.name
-        account = self._accounts.get(key)
+        name = account_id.record_name(period)
+        account = self._accounts.get(name)
         if account is None:
-            account = self._existing.get(key) or Account(
+            account = self._existing.get(name) or Account(
                 account_id, limit, period, self._replica, self._store, self.clock, self._sharing, on_write=self._rank
             )
-            self._existing[key] = account
-            self._accounts[key] = self._by_name[account.record_name] = account
+            self._existing[name] = self._accounts[name] = account
             self._rank(account)
             self._task = self._task or in_background(repeat(self._tick, _TICK_S, "the budgets"), "budgets")
         account.limit = limit  # the definition may have changed
@@ -246,27 +225,21 @@ class Budgets:
         return self._periods.month(now) if scope == "project_month" else self._periods.day(now)
 
     async def _tick(self) -> None:
-        for account in list(self.active.values()):
-            if account.is_quiet:
-                del self.active[account.record_name]
-        self._drop_unused(self.clock())
-
-    def _drop_unused(self, now: float) -> None:
         """Drop quiet accounts whose period is over, or the oldest if there are too many."""
+        now = self.clock()
         checked = list(islice(self._to_check, _CHECKED_PER_TICK))
         if not checked:
-            self._to_check = iter(list(self._accounts.items()))
+            self._to_check = iter(list(self._accounts.values()))
         too_many = len(self._accounts) - _MAX_ACCOUNTS
-        for key, account in checked:
+        for account in checked:
             if account.is_quiet and (now >= account.period.end or too_many > 0):
                 too_many -= 1
-                del self._accounts[key], self._by_name[account.record_name]
-                self._opened.clear()  # it may list the account; the next calls fill it again
+                del self._accounts[account.record_name]
                 self._most_used[account.id.scope].pop(account.record_name, None)
 
     def _rank(self, account: Account) -> None:
         """Add an account to the most used ones of its scope, which are pruned to `_MAX_RANKED` at twice that."""
-        if self._by_name.get(account.record_name) is not account:  # dropped, but written by an older call
+        if self._accounts.get(account.record_name) is not account:  # dropped, but written by an older call
             return
         found = self._most_used[account.id.scope]
         found[account.record_name] = account

@@ -24,7 +24,6 @@ from openapi_tool.quotas.limit_record import (
     Rates,
     Replica,
     WaitingCalls,
-    encode,
     parse,
 )
 from openapi_tool.quotas.permits import Permit, PermitRequest
@@ -43,7 +42,6 @@ _ANNOUNCED = 20  # projects
 _REPORT_S = 20.0  # between reports of a replica that sends nothing, or the record drops it after 60 s
 _BACKLOG_S = 2.0
 _REVIEW_S = 1.0  # between searches for calls that get no permit in time
-_END_MARGIN_S = 60.0  # from the deadline of a call until its requests have certainly ended
 _MIN_PAUSE_S = 0.5  # also after a Retry-After of 0, or each waiting call would cause a 429
 _PAUSE_S = 2.0  # after a 429 without Retry-After
 _USUAL_TOKENS = 10_000  # of a request
@@ -120,6 +118,15 @@ class KeyGroup:
             waiter.permit.set_exception(error)
 
 
+@dataclass(slots=True)
+class _Outage:
+    """Outage of the store that began at `began`: the last known record, and what was sent since then."""
+
+    began: float
+    record: LimitRecord
+    sent: Window = field(default_factory=Window)
+
+
 class _Rivals:
     """Calls that wait at other replicas. Theirs is the turn if their project's is, and if they have waited longer.
 
@@ -168,6 +175,9 @@ class KeyLimit(SharedRecord):
     While `trial` is set (`Limiter`), one call may try a blocked key. `dry_run`: requests are only counted.
     """
 
+    record: LimitRecord
+    restores = True
+
     def __init__(
         self,
         variable: str,
@@ -197,17 +207,13 @@ class KeyLimit(SharedRecord):
         self.tokens_each = self._usual_tokens
         self._log_fields = {"variable": variable, "endpoint": endpoint}
         self._granted: list[tuple[WaitingCall, Attempt]] = []  # by `apply`
-        self._settled: list[Attempt] = []  # by `apply`
-        self._moved: dict[str, Attempt] = {}  # sent later than they were granted
         self._refusals: list[tuple[float, float, bool]] = []  # 429s: time of sending, end of the pause, teaches
         self._applied_refusals = 0
         self._charges: list[tuple[str, float]] = []  # cost of requests beyond what their projects paid for
         self._applied_charges = 0
         self._own_pause_until = self._reviewed_at = 0.0
         self._unreadable_logged = False
-        self._offline: LimitRecord | None = None
-        self._offline_window = Window()
-        self._lost_at = 0.0  # begin of an outage that is not reported yet
+        self._offline: _Outage | None = None
         self._sent: deque[float] = deque(maxlen=_MAX_SENT)  # of the last COUNTS_S
         self._uncounted: list[float] = []  # sent without a limit before `apply_rates` set one
         self._durations: deque[float] = deque(maxlen=_MAX_DURATIONS)
@@ -283,7 +289,7 @@ class KeyLimit(SharedRecord):
     def wait_s(self, place: int) -> float:
         """Return a lower bound of the seconds until this many requests may be sent, the last of them included."""
         if self._offline is not None:  # each replica has an equal part
-            place *= len(self._offline.known_replicas(self.replica))
+            place *= len(self._offline.record.known_replicas(self.replica))
         rates = self.in_force
         now = self.now()
         self.record.pace(rates, self.tokens_each, now)
@@ -317,7 +323,6 @@ class KeyLimit(SharedRecord):
         now = self.now()
         if now - attempt.at >= INTERVAL_S:
             attempt.at = now
-            self._moved[attempt.id] = attempt
             self.wake()
 
     def end(self, attempt: Attempt, cost: Amount | None) -> None:
@@ -413,10 +418,6 @@ class KeyLimit(SharedRecord):
         self.record.pace(self.in_force, self.tokens_each, now)
         return record is not None
 
-    def encode(self) -> bytes:
-        """See `SharedRecord`."""
-        return encode(self.record)
-
     def apply(self, now: float) -> bool:
         """See `SharedRecord`."""
         record = self.record
@@ -425,7 +426,8 @@ class KeyLimit(SharedRecord):
         record.pace(rates, self.tokens_each, now)
         changed = self._report_outage(now)
         changed |= self._count_earlier(now)
-        changed |= self._store_attempts(rates, now)
+        changed |= self._move_late()
+        changed |= self.store_attempts(now)
         for sent_at, until, teaches in self._refusals:
             record.refuse(sent_at, until, now, teaches=teaches)
             changed = True
@@ -437,23 +439,23 @@ class KeyLimit(SharedRecord):
         changed |= self._report(now, written=changed)
         return changed
 
+    def reserve_attempt(self, attempt: Attempt) -> None:
+        """See `SharedRecord`."""
+        self.record.reserve(attempt, self.in_force)
+
+    def settle_attempt(self, name: str, cost: Amount) -> None:
+        """See `SharedRecord`."""
+        self.record.settle(name, *cost, self.in_force)
+
     def confirm(self) -> None:
         """See `SharedRecord`."""
         granted = self._granted
         self._granted = []
-        for attempt in self.attempts.values():
-            attempt.stored |= attempt.id in self.record.open
-        for attempt in self._settled:
-            self.attempts.pop(attempt.id, None)
-        self._settled = []
-        for name in [name for name, attempt in self._moved.items() if self._is_counted(name, attempt)]:
-            del self._moved[name]
         del self._refusals[: self._applied_refusals], self._charges[: self._applied_charges]
         self._applied_refusals = self._applied_charges = 0
         self._uncounted = []
         if self._offline is not None:
             self._offline = None
-            self._lost_at = 0.0
             log.info("limits are shared again", extra={"action": "limits.shared", **self._log_fields})
         for waiter, attempt in granted:
             attempt.stored = attempt.id in self.record.open
@@ -464,13 +466,11 @@ class KeyLimit(SharedRecord):
         """See `SharedRecord`."""
         for waiter, _ in reversed(self._granted):
             self.group.waiting.put_back(*waiter.wanted.agent, waiter)
-        self._granted, self._settled = [], []
+        self._granted = []
         self._applied_refusals = self._applied_charges = 0
 
     def next_s(self) -> float | None:
         """See `SharedRecord`."""
-        if self._refusals or self._moved or any(attempt.cost is not None for attempt in self.attempts.values()):
-            return SETTLE_S
         if not self.limited:
             return None
         if len(self.group.waiting):
@@ -483,9 +483,9 @@ class KeyLimit(SharedRecord):
         is_missing = recovery is not None and self.replica in recovery.missing
         if recovery is not None and is_missing:
             recovery.missing.remove(self.replica)
-        if self._lost_at:
-            self.record.recover(self.replica, self.in_force, self._lost_at, now)
-        return is_missing or self._lost_at > 0
+        if self._offline is not None:
+            self.record.recover(self.replica, self.in_force, self._offline.began, now)
+        return is_missing or self._offline is not None
 
     def _count_earlier(self, now: float) -> bool:
         """Count what was sent before a limit was set, or before the requests of a key without one were observed."""
@@ -504,40 +504,13 @@ class KeyLimit(SharedRecord):
                 record.requests.add(at, 1, paced=False)
         return True
 
-    def _store_attempts(self, rates: Rates, now: float) -> bool:
-        """Reserve what the record does not contain, settle what it contains and ended."""
-        record = self.record
-        changed = False
-        missing: list[Attempt] = []
-        self._settled = []
-        for attempt in self.attempts.values():
-            in_record = attempt.id in record.open
-            if in_record and attempt.id in self._moved:
-                record.move(attempt)
-                changed = True
-            if attempt.stored and attempt.cost is not None:
-                if in_record:
-                    record.settle(attempt.id, *attempt.cost, rates)
-                    changed = True
-                self._settled.append(attempt)
-            elif in_record:
-                continue
-            elif attempt.until > now and attempt.cost != NOTHING:
-                missing.append(attempt)
-            else:
-                self._settled.append(attempt)
-        prefix = f"{self.replica}."
-        for name in [name for name in record.open if name.startswith(prefix) and name not in self.attempts]:
-            record.settle(name, 0, 0, rates)  # of a write that was believed to have failed: it was never sent
-            changed = True
-        for attempt in missing[: record.room]:  # the others once there is room
-            record.reserve(attempt, rates)
-            changed = True
-        return changed
-
-    def _is_counted(self, name: str, attempt: Attempt) -> bool:
-        found = self.record.open.get(name)
-        return found is None or abs(found.at - attempt.at) < INTERVAL_S / 2
+    def _move_late(self) -> bool:
+        """Count attempts that were sent later than they were granted from the time at which they were sent."""
+        found = [(attempt, self.record.open.get(attempt.id)) for attempt in self.attempts.values()]
+        late = [attempt for attempt, one in found if one is not None and attempt.at - one.at >= INTERVAL_S / 2]
+        for attempt in late:
+            self.record.move(attempt)
+        return bool(late)
 
     def _grant(self, now: float) -> bool:
         """Give permits to the calls whose turn it is among those of all replicas."""
@@ -569,13 +542,12 @@ class KeyLimit(SharedRecord):
             attempt = self._attempt(waiter, now)
             self._granted.append((waiter, attempt))
             if record.room:  # not in a full one, by `dry_run`
-                record.reserve(attempt, self.in_force)
+                self.reserve_attempt(attempt)
         return changed or bool(self._granted)
 
     def _attempt(self, waiter: WaitingCall, now: float) -> Attempt:
-        until = now + max(0.0, waiter.wanted.deadline.remaining()) + _END_MARGIN_S
         tokens = 0 if self.rates.tokens is None else self.tokens_each
-        return Attempt(self.new_id(), now, Amount(1, tokens), until, waiter.wanted.agent.project)
+        return self.new_attempt(now, Amount(1, tokens), waiter.wanted.deadline, waiter.wanted.agent.project)
 
     def _give(self, waiter: WaitingCall, attempt: Attempt) -> None:
         self.attempts[attempt.id] = attempt
@@ -728,11 +700,8 @@ class KeyLimit(SharedRecord):
         if not self.limited:
             return
         now = self.now()
-        self.decode(self._readable)
         self.record.drop_expired(self.rates, now)
-        self._offline = self.record
-        self._offline_window = Window()
-        self._lost_at = self._lost_at or now
+        self._offline = _Outage(now, self.record)
         parts = len(self.record.known_replicas(self.replica))
         log.warning(
             "cannot share the limit of %s requests with the key of %s: %s; this replica uses 1/%s of it",
@@ -746,23 +715,24 @@ class KeyLimit(SharedRecord):
     def decide_offline(self) -> None:
         """See `SharedRecord`: an equal part of what was left of the limit, at an equal part of its pace."""
         now = self.now()
-        record = self._offline
+        outage = self._offline
         while self.usable and (name := self.group.waiting.next(self._may_send)) is not None:
-            if record is not None and not self._has_offline_room(record, now):
+            if outage is not None and not self._has_offline_room(outage, now):
                 break
             waiter = self.group.waiting.pop(name)
             self.group.waiting.turns.serve(name, 1 / self.group.waiting.weight(name))
             attempt = self._attempt(waiter, now)
-            self._offline_window.add(now, 1)
+            if outage is not None:
+                outage.sent.add(now, 1)
             self._give(waiter, attempt)
         self._review()
 
-    def _has_offline_room(self, record: LimitRecord, now: float) -> bool:
+    def _has_offline_room(self, outage: _Outage, now: float) -> bool:
         if self.paused_s:
             return False
+        record, window = outage.record, outage.sent
         parts = len(record.known_replicas(self.replica))
         rates = self.in_force
-        window = self._offline_window
         window.drop_expired(now)
         own = [attempt for attempt in self.attempts.values() if not attempt.stored and attempt.at > now - COUNTS_S]
         if rates.requests is not None:

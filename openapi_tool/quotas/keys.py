@@ -139,6 +139,16 @@ class KeyUse(NamedTuple):
     endpoint: str
 
 
+class _Known(NamedTuple):
+    """Record as it was stored, and as this process uses it: also with changes that could not be stored."""
+
+    stored: Stored
+    record: KeyRecord
+
+
+_UNKNOWN = _Known(Stored(), KeyRecord())
+
+
 def record_name(use: KeyUse, value: str) -> str:
     """Return the name of a key's record; the hash of its value gives a rotated key another record.
 
@@ -168,8 +178,7 @@ class Keys:
         self._failure = failure
         self._secrets = Secrets({}, ())
         self._uses: dict[str, KeyUse] = {}  # by name of the record
-        self._records: dict[str, tuple[int, KeyRecord]] = {}  # revision and record by name
-        self._values: dict[str, bytes] = {}  # their stored forms
+        self._known: dict[str, _Known] = {}  # by name of the record
         self._tasks: set[asyncio.Task[Any]] = set()
         self._write_lock = asyncio.Lock()
 
@@ -181,8 +190,7 @@ class Keys:
         uses = [(KeyUse(name, operation.name), value) for name, value in values for operation in OPERATIONS]
         self._uses = {record_name(use, value): use for use, value in uses}
         for name in before.keys() - self._uses.keys():
-            self._records.pop(name, None)
-            self._values.pop(name, None)
+            self._known.pop(name, None)
             self._set_state(before[name], KeyRecord())
         # `assemble` loads the first ones, after it has connected the store.
         if before and self._uses.keys() - before.keys():
@@ -190,11 +198,10 @@ class Keys:
 
     async def load(self) -> None:
         """Read the records of the keys that have none in memory."""
-        for name in sorted(self._uses.keys() - self._records.keys()):
+        for name in sorted(self._uses.keys() - self._known.keys()):
             stored = await self._store.read(name)
             if stored.value is not None:
-                self._values[name] = stored.value
-                self._adopt(name, stored.revision, decode(stored.value, self.now()))
+                self._adopt(name, stored, decode(stored.value, self.now()))
 
     def get(self, variable: str) -> SecretStr | None:
         """Return the value of a variable."""
@@ -256,9 +263,8 @@ class Keys:
 
     def on_change(self, name: str, stored: Stored) -> None:
         """Adopt a record that another replica wrote."""
-        if name in self._uses and stored.revision > self._records.get(name, (0, None))[0]:
-            self._values[name] = stored.value or b""
-            self._adopt(name, stored.revision, decode(stored.value, self.now()))
+        if name in self._uses and stored.revision > self._known.get(name, _UNKNOWN).stored.revision:
+            self._adopt(name, stored, decode(stored.value, self.now()))
 
     def snapshot(self) -> list[dict[str, Any]]:
         """Return the blocked keys."""
@@ -304,8 +310,8 @@ class Keys:
             try:
                 return await self._change(name, change)
             except Unavailable:
-                revision, record = self._records.get(name, (0, KeyRecord()))
-                self._adopt(name, revision, change(record))
+                stored, record = self._known.get(name, _UNKNOWN)
+                self._adopt(name, stored, change(record))
                 raise
 
     async def _change(self, name: str, change: Change) -> bool:
@@ -315,23 +321,20 @@ class Keys:
         def changed(value: bytes | None) -> bytes | None:
             nonlocal before, after
             if value is None:  # never written, or expired
-                self._records.pop(name, None)
-                self._values.pop(name, None)
+                self._known.pop(name, None)
             # Not decoded again: `decode` caps a forged `retry_at` relative to now, so it would never be reached.
-            is_known = value is not None and value == self._values.get(name)
-            before = self._records[name][1] if is_known else decode(value, self.now())
+            known = self._known.get(name, _UNKNOWN)
+            before = known.record if value is not None and value == known.stored.value else decode(value, self.now())
             after = change(before)
             return encode(after) if after != before else None
 
         stored = await change_record(self._store, name, changed)
-        if stored.value is not None:
-            self._values[name] = stored.value
-        self._adopt(name, stored.revision, after)
+        self._adopt(name, stored, after)
         return after != before
 
-    def _adopt(self, name: str, revision: int, record: KeyRecord) -> None:
-        if name in self._uses and revision >= self._records.get(name, (0, None))[0]:
-            self._records[name] = revision, record
+    def _adopt(self, name: str, stored: Stored, record: KeyRecord) -> None:
+        if name in self._uses and stored.revision >= self._known.get(name, _UNKNOWN).stored.revision:
+            self._known[name] = _Known(stored, record)
             self._set_state(self._uses[name], record)
 
     def _set_state(self, use: KeyUse, record: KeyRecord) -> None:

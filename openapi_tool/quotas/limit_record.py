@@ -323,11 +323,6 @@ class LimitRecord(BaseModel):
             self.recovery = None
 
 
-def encode(record: LimitRecord) -> bytes:
-    """Return the stored form."""
-    return record.model_dump_json().encode()
-
-
 def parse(stored: bytes | None) -> LimitRecord | None:
     """Return a stored record; None for anything else or another version."""
     try:

@@ -8,19 +8,29 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
+from typing import ClassVar
 
 from openapi_tool.concurrency.background import in_background
 from openapi_tool.protocol.errors import Unavailable
-from openapi_tool.quotas.amounts import Attempt
+from openapi_tool.quotas.account_record import AccountRecord
+from openapi_tool.quotas.amounts import NOTHING, Amount, Attempt
+from openapi_tool.quotas.limit_record import LimitRecord
 from openapi_tool.state.change import change
 from openapi_tool.state.port import Contended, Records, Stored
+from openapi_tool.tools.deadlines import Deadline
 
 log = logging.getLogger(__name__)
 
 SETTLE_S = 0.05  # for which a settlement waits for others, or for a reservation
+END_MARGIN_S = 60.0  # from the deadline of a call until its requests have certainly ended
 _RETRY_S = 1.0  # after a failed write
 _CONFLICTS_S = 0.1  # after too many conflicts
 _NUMBERS = count()
+
+
+def encode(record: AccountRecord | LimitRecord) -> bytes:
+    """Return the stored form."""
+    return record.model_dump_json().encode()
 
 
 class SharedRecord(ABC):
@@ -28,8 +38,11 @@ class SharedRecord(ABC):
 
     The subclass changes the record in `apply`, again after each conflict, and takes the result over in `confirm`.
     Neither awaits anything, so that each sees the attempts of one moment. `record_name` is the record's name in the
-    store, `outage` why that is unavailable.
+    store, `outage` why that is unavailable. `restores`: a running attempt that the record has lost is reserved again.
     """
+
+    record: AccountRecord | LimitRecord
+    restores: ClassVar[bool]
 
     def __init__(self, record_name: str, replica: str, store: Records, clock: Callable[[], float]) -> None:
         self.record_name = record_name
@@ -40,6 +53,7 @@ class SharedRecord(ABC):
         self._store = store
         self._known: Stored | None = None  # the last known record; None: it must be read
         self._readable: bytes | None = None  # its last readable value, which replaces a deleted or damaged one
+        self._settled: list[Attempt] = []  # by `apply`
         self._is_unsure = False  # whether a write had an unknown outcome
         self._retry_at = 0.0
         self._event = asyncio.Event()
@@ -52,12 +66,16 @@ class SharedRecord(ABC):
         """Use a stored value, with its times corrected; return False, and use an empty record, if it is none."""
 
     @abstractmethod
-    def encode(self) -> bytes:
-        """Return the record in its stored form."""
-
-    @abstractmethod
     def apply(self, now: float) -> bool:
         """Change the record; return whether it must be written."""
+
+    @abstractmethod
+    def reserve_attempt(self, attempt: Attempt) -> None:
+        """Add an attempt to the record."""
+
+    @abstractmethod
+    def settle_attempt(self, name: str, cost: Amount) -> None:
+        """Replace an attempt of the record by its cost."""
 
     @abstractmethod
     def confirm(self) -> None:
@@ -89,9 +107,43 @@ class SharedRecord(ABC):
         """Return whether a readable value is known, which would replace a damaged one."""
         return self._readable is not None
 
-    def new_id(self) -> str:
-        """Return the id of a new attempt."""
-        return f"{self.replica}.{next(_NUMBERS):x}"
+    def settle_missing(self, attempt: Attempt) -> bool:  # noqa: ARG002
+        """Settle an attempt that has ended or expired, and is not in the record; return whether that changes it."""
+        return False
+
+    def new_attempt(self, now: float, need: Amount, deadline: Deadline, project: str = "") -> Attempt:
+        """Return a new attempt of a call."""
+        until = now + max(0.0, deadline.remaining()) + END_MARGIN_S
+        return Attempt(f"{self.replica}.{next(_NUMBERS):x}", now, need, until, project)
+
+    def store_attempts(self, now: float) -> bool:
+        """Reserve what the record does not contain, settle what it contains and ended; return whether it changed."""
+        record = self.record
+        changed = False
+        missing: list[Attempt] = []
+        self._settled = []
+        for attempt in self.attempts.values():
+            cost = attempt.cost if attempt.stored or attempt.cost == NOTHING else None  # else it is reserved first
+            if attempt.id in record.open:
+                if cost is not None:
+                    self.settle_attempt(attempt.id, cost)
+                    self._settled.append(attempt)
+                    changed = True
+            elif cost is None and attempt.stored and not self.restores:
+                continue
+            elif cost is None and attempt.until > now:
+                missing.append(attempt)
+            else:
+                changed |= self.settle_missing(attempt)
+                self._settled.append(attempt)
+        prefix = f"{self.replica}."
+        for name in [name for name in record.open if name.startswith(prefix) and name not in self.attempts]:
+            self.settle_attempt(name, NOTHING)  # of a write that was believed to have failed: it was never sent
+            changed = True
+        for attempt in missing[: record.room]:  # the others once there is room
+            self.reserve_attempt(attempt)
+            changed = True
+        return changed
 
     def wake(self) -> None:
         """Write what there is to write now."""
@@ -184,10 +236,10 @@ class SharedRecord(ABC):
             return _CONFLICTS_S
         except Unavailable as unavailable:
             self._retry_at = loop.time() + _RETRY_S
+            self.decode(self._readable)  # without what `apply` has added
             if not self.outage:
                 self.outage = str(unavailable) or "unavailable"
                 self.begin_outage()
-            self.decode(self._readable)  # without what `apply` has added
             self.decide_offline()
             return _RETRY_S
         except Exception:  # a defect; if this task ended, every call would wait until its deadline
@@ -196,14 +248,14 @@ class SharedRecord(ABC):
             )
             self._known = self._readable = None
             return _RETRY_S
-        return self.next_s()
+        return SETTLE_S if any(attempt.cost is not None for attempt in self.attempts.values()) else self.next_s()
 
     async def _update(self) -> None:
         def changed(value: bytes | None) -> bytes | None:
             self.abort()
             if not self.decode(value):
                 self.decode(self._readable)
-            return self.encode() if self.apply(self.now()) else None
+            return encode(self.record) if self.apply(self.now()) else None
 
         known = self._known
         self._known = None  # if this fails: the record may have been written
@@ -216,10 +268,14 @@ class SharedRecord(ABC):
         self.outage = ""
         self._is_unsure = False
         self._adopt(stored.revision, exists=stored.value is not None)
+        for attempt in self.attempts.values():
+            attempt.stored |= attempt.id in self.record.open
+        for attempt in self._settled:
+            self.attempts.pop(attempt.id, None)
         self.confirm()
 
     def _adopt(self, revision: int, *, exists: bool = True) -> None:
         """Keep the record as it was decoded: if its times were corrected again and again, they would never pass."""
         if exists:
-            self._readable = self.encode()
+            self._readable = encode(self.record)
         self._known = Stored(self._readable if exists else None, revision)

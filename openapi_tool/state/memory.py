@@ -1,9 +1,8 @@
-"""Shared state in the memory of one process: for tests, and for a process that shares nothing."""
+"""Records in the memory of one process, for tests and measurements."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import count
 
@@ -39,31 +38,3 @@ class MemoryRecords:
             yield
         finally:
             self._watching.remove(on_change)
-
-
-class MemoryTexts:
-    """Texts in memory that expire `ttl_s` seconds after they were stored."""
-
-    def __init__(self, ttl_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._ttl_s, self._clock = ttl_s, clock
-        self._texts: dict[str, tuple[float, bytes]] = {}  # expiry and text, oldest first
-
-    async def put(self, name: str, text: bytes) -> None:
-        """See `Texts`."""
-        self._drop_expired()
-        self._texts.pop(name, None)
-        self._texts[name] = self._clock() + self._ttl_s, text
-
-    async def get(self, name: str) -> bytes | None:
-        """See `Texts`."""
-        self._drop_expired()
-        return self._texts[name][1] if name in self._texts else None
-
-    async def delete(self, name: str) -> None:
-        """See `Texts`."""
-        self._texts.pop(name, None)
-
-    def _drop_expired(self) -> None:
-        now = self._clock()
-        while self._texts and next(iter(self._texts.values()))[0] <= now:
-            del self._texts[next(iter(self._texts))]

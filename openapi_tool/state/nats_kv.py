@@ -10,7 +10,7 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
-from nats.js.api import DiscardPolicy, KeyValueConfig, StreamConfig
+from nats.js.api import DiscardPolicy, StreamConfig
 from nats.js.errors import (
     APIError,
     BadRequestError,
@@ -59,40 +59,28 @@ class Bucket:
             return await jetstream.key_value(self.name)
         except BucketNotFoundError:
             with suppress(BadRequestError):  # another executor created it first, with other options
-                plain = not (self.restricted or self.drops_oldest)
-                await (self._create(jetstream) if plain else self._create_stream(jetstream))
+                await jetstream.add_stream(self._config())
             return await jetstream.key_value(self.name)
 
-    async def _create(self, jetstream: JetStreamContext) -> None:
-        await jetstream.create_key_value(
-            KeyValueConfig(
-                bucket=self.name,
-                ttl=self.ttl_s or None,
-                max_bytes=self.max_bytes,
-                max_value_size=self.max_value_bytes,
-                replicas=self.replicas,
-            )
-        )
+    def _config(self) -> StreamConfig:
+        """Return the configuration of its stream, that of nats-py if keys need no permissions of their own.
 
-    async def _create_stream(self, jetstream: JetStreamContext) -> None:
-        """Create the bucket without the rollups that nats-py allows, by which one key removes the others.
-
-        Direct gets can be permitted by key, other reads cannot.
+        Direct gets can be permitted by key, other reads cannot. By a rollup one key removes the others.
         """
-        await jetstream.add_stream(
-            StreamConfig(
-                name=self.stream,
-                subjects=[f"$KV.{self.name}.>"],
-                max_age=self.ttl_s or None,
-                max_bytes=self.max_bytes,
-                max_msg_size=self.max_value_bytes,
-                max_msgs_per_subject=1,
-                discard=DiscardPolicy.OLD if self.drops_oldest else DiscardPolicy.NEW,
-                deny_delete=True,
-                allow_direct=True,
-                allow_rollup_hdrs=False,
-                num_replicas=self.replicas,
-            )
+        by_key = self.restricted or self.drops_oldest
+        return StreamConfig(
+            name=self.stream,
+            subjects=[f"$KV.{self.name}.>"],
+            max_age=self.ttl_s or None,
+            max_bytes=self.max_bytes,
+            max_msg_size=self.max_value_bytes,
+            max_msgs_per_subject=1,
+            discard=DiscardPolicy.OLD if self.drops_oldest else DiscardPolicy.NEW,
+            deny_delete=True,
+            allow_direct=by_key,
+            allow_rollup_hdrs=not by_key,
+            allow_msg_ttl=not by_key,
+            num_replicas=self.replicas,
         )
 
     @contextmanager

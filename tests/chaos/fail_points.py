@@ -19,7 +19,7 @@ from openapi_tool.jina.backend import JinaBackend
 from openapi_tool.kernel.jetstream.doorbell_publisher import DoorbellPublisher
 from openapi_tool.kernel.postgres.store import KernelStore
 from openapi_tool.local.executor import main as serve
-from openapi_tool.quotas import account
+from openapi_tool.quotas import shared_record
 
 FOLDER_VARIABLE = "CHAOS_FAIL_POINTS"
 BUDGET_MARGIN_VARIABLE = "CHAOS_BUDGET_MARGIN_S"
@@ -32,7 +32,7 @@ def main() -> None:
     """Serve against the double, with fail points in the folder that the environment names."""
     install(Path(os.environ[FOLDER_VARIABLE]))
     if margin_s := float(os.environ.get(BUDGET_MARGIN_VARIABLE, "0")):
-        account.END_MARGIN_S = margin_s
+        shared_record.END_MARGIN_S = margin_s
     serve()
 
 

@@ -268,7 +268,7 @@ def _consumer(handlers: list[Handler], handle: Handler) -> mock.Mock:
 def _client() -> mock.AsyncMock:
     """Return a connection to NATS without buckets."""
     missing = mock.AsyncMock(side_effect=BucketNotFoundError)
-    buckets = mock.AsyncMock(key_value=missing, create_key_value=missing)
+    buckets = mock.AsyncMock(key_value=missing)
     return mock.AsyncMock(jetstream=mock.Mock(return_value=buckets))
 
 

@@ -41,8 +41,10 @@ from openapi_tool.protocol.attempts import UpstreamAttempt
 from openapi_tool.protocol.cards import ResultCard, new_id, result_card
 from openapi_tool.protocol.errors import NeedsOperator, RateLimited, Unavailable
 from openapi_tool.quotas.account import AccountId
-from openapi_tool.quotas.account_record import OpenAttempt, Uses, encode, unused
+from openapi_tool.quotas.account_record import OpenAttempt, unused
+from openapi_tool.quotas.amounts import Amount
 from openapi_tool.quotas.periods import Periods
+from openapi_tool.quotas.shared_record import encode
 from openapi_tool.state.nats_kv import NatsKvRecords
 from openapi_tool.tools.output import Item, ToolOutput, Usage
 from openapi_tool.tools.result import RenderedResult, ResultFields, failure, success
@@ -1130,7 +1132,7 @@ async def test_requests_without_a_card_have_a_column_of_their_own(
 
     assert (await shown())["no_result"] is None, "there is no budget"
     periods, now = Periods(ZoneInfo("Asia/Tokyo")), datetime.now(UTC).timestamp()
-    record = unused({}).model_copy(update={"used": Uses(7, 1_105), "lost": Uses(2, 20)})
+    record = unused({}).model_copy(update={"used": Amount(7, 1_105), "lost": Amount(2, 20)})
     record.open["x.1"] = OpenAttempt(1, 3, now + 60)
     records = NatsKvRecords(caller.client, BUDGETS.bucket)
     try:

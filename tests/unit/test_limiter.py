@@ -20,7 +20,6 @@ from openapi_tool.options.budgets import BudgetLimits, BudgetOptions, time_zone
 from openapi_tool.protocol.errors import RateLimited
 from openapi_tool.protocol.projects import AgentKey
 from openapi_tool.quotas import limit_record
-from openapi_tool.quotas.account_record import encode as encode_account
 from openapi_tool.quotas.account_record import unused
 from openapi_tool.quotas.amounts import Amount, Attempt
 from openapi_tool.quotas.limit_record import (
@@ -31,13 +30,13 @@ from openapi_tool.quotas.limit_record import (
     Recovery,
     Replica,
     WaitingCalls,
-    encode,
     parse,
 )
 from openapi_tool.quotas.limiter import Limiter
 from openapi_tool.quotas.options import KeyLimits, LimitOptions
 from openapi_tool.quotas.periods import Periods
 from openapi_tool.quotas.permits import Permit, PermitRequest
+from openapi_tool.quotas.shared_record import encode
 from openapi_tool.state.nats_kv import MAX_VALUE_BYTES
 from openapi_tool.state.port import Stored
 from openapi_tool.tools.deadlines import Deadline
@@ -93,7 +92,7 @@ def test_the_fullest_record_fits_into_its_bucket() -> None:
             if account.room:
                 account.reserve(attempt)
         assert len(encode(limit)) < MAX_VALUE_BYTES
-        assert len(encode_account(account)) < MAX_VALUE_BYTES
+        assert len(encode(account)) < MAX_VALUE_BYTES
 
 
 @requirement("limits.window")

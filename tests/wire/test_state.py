@@ -19,10 +19,10 @@ from openapi_tool.nats_client.connection import connected
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.settings import Settings
 from openapi_tool.state.change import change
-from openapi_tool.state.memory import MemoryRecords, MemoryTexts
+from openapi_tool.state.memory import MemoryRecords
 from openapi_tool.state.nats_kv import Bucket, NatsKvRecords, NatsKvTexts
 from openapi_tool.state.port import Contended, Records, Stored, Texts
-from openapi_tool.state.sqlite import StateFile
+from openapi_tool.state.sqlite import MEMORY, StateFile
 from tests.requirements import requirement
 
 DSN = {"dsn": "postgresql://127.0.0.1:1/unused"}
@@ -42,7 +42,8 @@ class Store:
 async def store(request: pytest.FixtureRequest, stack: EmbeddedStack, tmp_path: Path) -> AsyncIterator[Store]:
     if request.param == "memory":
         shared = MemoryRecords()
-        yield Store(shared, shared, MemoryTexts(TTL_S))
+        async with aclosing(StateFile.open(MEMORY)) as state:
+            yield Store(shared, shared, state.texts("test", TTL_S))
         return
     if request.param == "sqlite":
         state, other_state = (StateFile.open(tmp_path / "state.sqlite3") for _ in range(2))
