@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from openapi_tool.kernel.jetstream.hand_back import HandBackDelays
-from openapi_tool.kernel.jetstream.held import Held
+from openapi_tool.kernel.jetstream.held import HeldCommand
 from openapi_tool.kernel.jetstream.intake import MIN_LOOK_AHEAD
 from openapi_tool.kernel.jetstream.pull_consumer import JITTER, PAUSE_S
 from openapi_tool.kernel.jetstream.scheduler import FairScheduler
@@ -107,7 +107,7 @@ class Replica:
         full = len(self.scheduler) >= self._max_held
         if full and self.scheduler.would_evict(command.claimed_agent.project):
             return command
-        self.scheduler.offer(cast("Held", command))
+        self.scheduler.offer(cast("HeldCommand", command))
         return cast("Command", self.scheduler.evict()) if full else None
 
 
@@ -173,7 +173,7 @@ class Simulation:
     def _end(self, replica: Replica, command: Command, duration_s: float) -> None:
         replica.free += 1
         replica.delays.finished(command.claimed_agent.project, duration_s)
-        replica.scheduler.finished(cast("Held", command), int(duration_s == _CALL_S))
+        replica.scheduler.finished(cast("HeldCommand", command), int(duration_s == _CALL_S))
         held = replica.scheduler.next()
         if held is not None:
             self._begin(replica, cast("Command", held))

@@ -455,7 +455,7 @@ SECRETS = (
 LOSS = (
     Mutation(
         "kernel/jetstream/command_runner.py",
-        "await self._dead_letters.record(work.delivery, reason, text)",
+        "await self._dead_letters.record(held.delivery, reason, text)",
         "pass",
         "tests/wire/test_refusals.py::test_a_command_whose_result_cannot_reach_a_turn_is_dead_lettered",
     ),
@@ -506,20 +506,20 @@ LOSS = (
     ),
     Mutation(
         "kernel/jetstream/dead_letters.py",
-        'if cause == "unavailable" and delivery.attempt < _DISCARD_FROM_DELIVERY:',
+        'if cause == "unavailable" and delivery.number < _DISCARD_FROM_DELIVERY:',
         'if cause == "unavailable":',
         "tests/wire/test_dead_letters.py::test_dead_letter_is_discarded_after_five_deliveries_during_an_outage",
     ),
     Mutation(
         "kernel/jetstream/heartbeats.py",
-        "await work.message.in_progress()",
+        "await held.message.in_progress()",
         "pass",
         "tests/wire/test_reliability.py::test_a_long_call_is_sent_once_and_delivered_once",
     ),
     Mutation(
         "kernel/jetstream/command_runner.py",
-        "await shielded(self._settle(work, settlement), _SETTLE_S)",
-        "await self._settle(work, settlement)",
+        "await shielded(self._settle(held, settlement), _SETTLE_S)",
+        "await self._settle(held, settlement)",
         "tests/races/test_cancellation.py::test_a_call_in_an_outage_cancelled_at_any_await_is_handed_back_once",
     ),
     Mutation(
@@ -584,7 +584,7 @@ LOSS = (
     ),
     Mutation(
         "kernel/jetstream/hand_back.py",
-        "or self._unrun_deliveries.pop(metadata.sequence.stream, 0) + 1 == attempt",
+        "or self._unrun_deliveries.pop(metadata.sequence.stream, 0) + 1 == number",
         "or self._unrun_deliveries.pop(metadata.sequence.stream, 0) > 0",
         "tests/races/test_intake.py::test_command_handed_back_and_delivered_elsewhere_in_between_needs_a_lease",
     ),

@@ -20,7 +20,7 @@ from openapi_tool.kernel.jetstream.deliveries import delivery_of
 from openapi_tool.kernel.jetstream.fetch_mode import FetchMode
 from openapi_tool.kernel.jetstream.hand_back import HandBackDelays
 from openapi_tool.kernel.jetstream.heartbeats import _MAX_CONCURRENT, Heartbeats
-from openapi_tool.kernel.jetstream.held import Held
+from openapi_tool.kernel.jetstream.held import HeldCommand
 from openapi_tool.kernel.jetstream.leases import Lease, Leases, lease_key
 from openapi_tool.nats_client.client import BusClient
 from openapi_tool.protocol.command import Delivery
@@ -248,7 +248,7 @@ def test_surplus_of_the_largest_project_is_handed_back_with_growing_delays(run: 
             scene.offer(scene.bus.message(number, attempt=2))
         await iterate_loop(600)
         assert len(handling.numbers) == 21
-        assert {delivery.attempt for delivery in handling.ran} == {1}
+        assert {delivery.number for delivery in handling.ran} == {1}
         assert scene.bus.stored == {}  # no lease: none of them was run before
         await scene.consumer.stop(1)
 
@@ -303,7 +303,7 @@ def test_command_handed_back_and_delivered_elsewhere_in_between_needs_a_lease(ru
         await iterate_loop(60)
         scene.offer(scene.bus.message(back, attempt=3))
         await iterate_loop(60)
-        assert handling.ran[-1].attempt == 3
+        assert handling.ran[-1].number == 3
         assert "update finished" in scene.schedule.seen  # a lease was taken
         await scene.consumer.stop(1)
 
@@ -490,12 +490,12 @@ class Calls:
         self.heartbeats = Heartbeats(leases, ACK_WAIT_S, lambda: self.now)
         self.running = [self._call(sequence, leased) for sequence in range(1, number + 1)]
 
-    def _call(self, sequence: int, leased: bool) -> Held:  # noqa: FBT001 - of these tests
+    def _call(self, sequence: int, leased: bool) -> HeldCommand:  # noqa: FBT001 - of these tests
         message = self.bus.message(sequence)
         delivery = delivery_of(message)
         assert delivery is not None
         lease = Lease(lease_key("stream", sequence), 1, 2) if leased else None
-        return Held(message, delivery, self.now, self.now, lease=lease)
+        return HeldCommand(message, delivery, self.now, self.now, lease=lease)
 
     async def check_at(self, at: float) -> int:
         """Check the calls at this time; return how many heartbeats were sent."""

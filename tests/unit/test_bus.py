@@ -22,7 +22,7 @@ from nats.errors import ProtocolError
 from benchmarks.simulator import Scene, figures
 from openapi_tool.kernel.jetstream.dead_letter_records import dead_letter, decode, encode
 from openapi_tool.kernel.jetstream.deliveries import delivery_of, shown_subject
-from openapi_tool.kernel.jetstream.held import Held
+from openapi_tool.kernel.jetstream.held import HeldCommand
 from openapi_tool.kernel.jetstream.scheduler import FairScheduler
 from openapi_tool.kernel.jetstream.slots import Slots
 from openapi_tool.nats_client.connection_errors import LogBackoff
@@ -154,11 +154,11 @@ _SEQUENCES = count(1)
 FLOWS = st.tuples(st.sampled_from("abc"), st.sampled_from("xy"))
 
 
-def held(project: str, agent: str = "agent", size: int = 0, more: Mapping[str, str] | None = None) -> Held:
+def held(project: str, agent: str = "agent", size: int = 0, more: Mapping[str, str] | None = None) -> HeldCommand:
     subject, headers = f"cg.v1r4.{project}.public.cmd.tool.jina.search", {"CG-Agent-Id": agent, **(more or {})}
-    delivery = Delivery(subject, headers, b" " * size, datetime.now(UTC), attempt=1, stream_sequence=next(_SEQUENCES))
+    delivery = Delivery(subject, headers, b" " * size, datetime.now(UTC), number=1, stream_sequence=next(_SEQUENCES))
     message: Any = None
-    return Held(message, delivery, 0.0, 0.0)
+    return HeldCommand(message, delivery, 0.0, 0.0)
 
 
 def run(scheduler: FairScheduler, calls: int) -> list[str]:
@@ -363,7 +363,7 @@ def test_the_newest_command_of_the_largest_agent_in_the_largest_project_gives_wa
 @requirement("intake")
 @given(st.lists(st.one_of(FLOWS, st.sampled_from(["next", "drop", "refund", "charge"])), max_size=60))
 def test_every_command_leaves_once_and_those_of_an_agent_in_order(steps: list[Any]) -> None:
-    scheduler, inside, left = FairScheduler(), list[Held](), list[Held]()
+    scheduler, inside, left = FairScheduler(), list[HeldCommand](), list[HeldCommand]()
     for step in steps:
         if isinstance(step, tuple):
             inside.append(held(*step))

@@ -96,10 +96,12 @@ class Leases:
         def taken(record: LeaseRecord) -> LeaseRecord | None:
             return None if record.expires_at > now and record.owner != self._owner else self._owned(record)
 
-        record, own = await self._change(key, taken, delivery.attempt)
+        # The first run of a command writes no record. A redelivered command has such a run, and it may be lost. In
+        # delivery 1 there was none: this method also gets commands that were never run, if they arrive after a stall.
+        record, own = await self._change(key, taken, lost_without_record=min(delivery.number - 1, 1))
         if own is None:
             return LeaseTaken(min(record.expires_at - now, self.duration_s))  # more is damaged or of other settings
-        return Lease(key, record.lost, delivery.attempt)
+        return Lease(key, record.lost, delivery.number)
 
     async def begin(self, lease: Lease) -> None:
         """Count a run as lost from its start until it ends or is handed back."""
@@ -124,7 +126,7 @@ class Leases:
             record = replace(record, lost=max(0, record.lost - int(forgive)))
             if record.owner in ("", self._owner):  # a first run has no lease
                 record = _without_owner(record)
-            return self._with_event(record, "handed_back", delivery.attempt)
+            return self._with_event(record, "handed_back", delivery.number)
 
         await self._change(lease_key(delivery.stream, delivery.stream_sequence), released)
 
@@ -146,15 +148,13 @@ class Leases:
         return replace(record, owner=self._owner, expires_at=self._clock() + self.duration_s)
 
     async def _change(
-        self, key: str, change: Callable[[LeaseRecord], LeaseRecord | None], attempt: int = 2
+        self, key: str, change: Callable[[LeaseRecord], LeaseRecord | None], lost_without_record: int = 1
     ) -> tuple[LeaseRecord, LeaseRecord | None]:
         """Return the record before and after `change`, None for no change.
 
-        `attempt` is the delivery count, by default that of a command that was run.
+        `lost_without_record` is the number of lost runs if there is no record, or an unreadable one.
         """
-        # A redelivered command without a record has one lost run: its first, which writes none. In delivery 1 it has
-        # none: `take` also gets commands that were never run, if they arrive after a stall.
-        before = unwritten = LeaseRecord(lost=min(attempt - 1, 1))
+        before = unwritten = LeaseRecord(lost=lost_without_record)
         after: LeaseRecord | None = None
 
         def changed(stored: bytes | None) -> bytes | None:

@@ -52,7 +52,7 @@ class Slots:
     def release(self, call: PausableSlot) -> None:
         """Take the slot from a running call for good."""
         if not call.released and self._released < self._limit:
-            self.take_back(call)
+            self.resume(call)
             call.released = True
             self._released += 1
             self._in_use[call.project] -= 1
@@ -63,10 +63,10 @@ class Slots:
         return self._calls[sequence]
 
     def unsent(self) -> set[int]:
-        """Return the calls that wait for a permit and have sent nothing yet."""
+        """Return the sequences of the calls that wait for a permit and have sent nothing yet."""
         return {sequence for sequence, call in self._calls.items() if call.waiting and not call.sent}
 
-    def give_up(self, call: PausableSlot) -> None:
+    def pause(self, call: PausableSlot) -> None:
         """Take the slot from a running call until it resumes, unless too many calls are paused."""
         if self.paused < self._max_paused and not call.released:
             call.paused = True
@@ -74,7 +74,7 @@ class Slots:
             self._in_use[call.project] -= 1
         self.wake()  # in a drain the consumer then hands the command back
 
-    def take_back(self, call: PausableSlot) -> None:
+    def resume(self, call: PausableSlot) -> None:
         """Give a paused call its slot back at once, also if none is free."""
         if call.paused:
             call.paused = False
@@ -84,7 +84,7 @@ class Slots:
     def ended(self, sequence: int) -> int:
         """Remove a call; return its number of upstream requests."""
         call = self._calls.pop(sequence)
-        self.take_back(call)
+        self.resume(call)
         call.ended = True
         if call.released:
             self._released -= 1
@@ -96,7 +96,7 @@ class Slots:
 
 
 class PausableSlot:
-    """Slot of one running call; paused while a request of the call waits for a permit.
+    """Slot of one running call; paused while a request of the call waits for a permit or a retry.
 
     A shared request may outlive the call that started it, and then has no slot to give up.
     """
@@ -106,21 +106,22 @@ class PausableSlot:
     def __init__(self, slots: Slots, project: str) -> None:
         self._slots = slots
         self.project = project
-        self.requests = 1  # to the upstream, of the whole call
+        self.requests = 1  # to the upstream; the pipeline sets the number once the call has run
         self.waiting = 0  # requests that wait for a permit or a retry
-        self.sent = self.paused = self.released = self.ended = False
+        self.sent = False  # a request
+        self.paused = self.released = self.ended = False
 
     def pause(self) -> None:
         """Give up the slot while a request waits."""
         self.waiting += 1
         if self.waiting == 1 and not self.ended:
-            self._slots.give_up(self)
+            self._slots.pause(self)
 
     def resume(self) -> None:
         """Take a slot again once no request waits."""
         self.waiting -= 1
         if not self.waiting:
-            self._slots.take_back(self)
+            self._slots.resume(self)
 
     def release(self) -> None:
         """Give up the slot for good."""

@@ -138,8 +138,8 @@ class Pipeline:
     async def _answer(self, delivery: Delivery) -> Settlement:
         """Load the rows of a command, run its call, commit the result. Raises Unanswerable, Unavailable, a defect."""
         received = time.monotonic()
-        if delivery.lacks_body and delivery.attempt < MAX_WITHOUT_BODY:
-            delay_s = delivery.attempt * self._options.executor.requeue_delay_s
+        if delivery.lacks_body and delivery.number < MAX_WITHOUT_BODY:
+            delay_s = delivery.number * self._options.executor.requeue_delay_s
             return HandBack(delay_s, reason="delivered without its body: the durable has headers_only set")
         command = self._dialect.decode(delivery)
         call_id = command.identity.tool_call_id or command.card_id
@@ -148,7 +148,7 @@ class Pipeline:
         # Copies of a command run one after the other. Together they would share an upstream request, and its cost might
         # be counted by the copy whose commit is refused.
         async with self._call_locks.hold((command.identity.project_id, call_id)) as waited:
-            earlier_run = waited or delivery.attempt > 1
+            earlier_run = waited or delivery.number > 1
             records = await self._kernel.load(command)
             identity = identify(command.identity, records.card)
             if records.earlier is not None:
@@ -257,7 +257,7 @@ class Pipeline:
             trace_id=link.parent.trace_id,
             protocol=self._dialect.version,
             function_name=short(command.function_name),
-            delivery_attempt=delivery.attempt,
+            delivery_attempt=delivery.number,
             age_s=max(0.0, self._age_s(delivery)),
             began=received,
             loaded=time.monotonic(),
