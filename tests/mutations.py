@@ -467,7 +467,7 @@ LOSS = (
     ),
     Mutation(
         "kernel/pipeline/pipeline.py",
-        "await self._order.write(wait, PendingReport(self._kernel, earlier.card_id, report))",
+        "await self._order.write(wait, write, partial(self._kernel.is_turn_busy, report))",
         "pass",
         "tests/wire/test_answers.py::test_our_earlier_unreported_result_is_reported_with_a_doorbell",
     ),
@@ -548,8 +548,8 @@ LOSS = (
     ),
     Mutation(
         "kernel/pipeline/commit.py",
-        "stop=stop_after_delay(for_s)",
-        "stop=stop_after_delay(0)",
+        "stop = stop_after_delay(for_s)",
+        "stop = stop_after_delay(0)",
         "tests/wire/test_reliability.py::test_a_result_waits_for_an_unavailable_database",
     ),
     Mutation(
