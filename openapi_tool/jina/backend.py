@@ -69,7 +69,10 @@ class JinaBackendOptions:
 
 @dataclass(slots=True, eq=False)
 class _Item:
-    """One item of a call, with all that the attempts to request it need. `deadline` is that of its requests."""
+    """One item of a call, with all that the attempts to request it need.
+
+    `endpoint` says how a request of its operation is built. `deadline` is that of its requests.
+    """
 
     definition: ToolDefinition
     arguments: Arguments
@@ -139,7 +142,7 @@ class JinaBackend:
     async def run(self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, call: Call) -> ToolOutput:
         """Send the upstream requests and read the responses, within the memory of the call. Raises ToolError."""
         if self._budgets is not None and (self._budgets.limited or definition.budget is not None):
-            project, agent = call.charged_agent
+            project, agent = call.quota_agent
             spender = Spender(project, agent, arguments.session_identity, definition.tool_name, definition.budget)
             call.budget = self._budgets.accounts_of(spender)
         items = batch_items(definition, arguments, self._options.tools.max_batch_items)
@@ -196,9 +199,7 @@ class JinaBackend:
             call.spent += meter.usage
         usage = meter.usage
         # A call that joined a request of another one counts as cached, unless it is the one to report the cost.
-        cached = output.cached and not usage.requests
-        unchanged = (output.usage, output.cached) == (usage, cached)
-        return output if unchanged else replace(output, usage=usage, cached=cached)
+        return replace(output, usage=usage, cached=output.cached and not usage.requests)
 
     def _item(self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, call: Call) -> _Item:
         """Turn arguments into a request. Raises ToolError."""
@@ -225,15 +226,18 @@ class JinaBackend:
         call = item.call
         deadline = item.deadline
         parameters = item.resolved.parameters
-        endpoint = item.endpoint
-        key_variable = item.arguments.key_variable
-        name = endpoint.operation.name
-        api_key = item.arguments.api_key
+        operation = item.endpoint.operation.name
         wanted = PermitRequest(
-            key_variable, name, call.charged_agent, deadline, api_key, slot=call.slot, call=call.number
+            variable=item.arguments.key_variable,
+            endpoint=operation,
+            agent=call.quota_agent,
+            deadline=deadline,
+            key=item.arguments.api_key,
+            slot=call.slot,
+            call=call.number,
         )
-        min_tokens = endpoint.min_tokens(parameters)
-        min_retry_s = endpoint.timeouts.min_s(parameters)
+        min_tokens = item.endpoint.min_tokens(parameters)
+        min_retry_s = item.endpoint.timeouts.min_s(parameters)
         with item.memory:  # keep the call's memory if the call ends while another one waits for this shared request
             context = item.memory.for_request(call)
             number = 0
@@ -242,13 +246,15 @@ class JinaBackend:
                 reservation = None if call.budget is None else await call.budget.reserve(min_tokens, deadline)
                 permit = await self._acquire(wanted, reservation, context)
                 estimate = min_tokens if reservation is None else reservation.amount.tokens
-                tokens: int | None = None
+                tokens: int | None = None  # the cost, unknown until the outcome is known
                 try:
                     result = await self._send(item, permit, meter, context, number, estimate)
                 except ToolError as error:
                     tokens = error.tokens
-                    permit.failed(error)
-                    self._refused_keys.record(KeyUse(error.key_variable or key_variable, name), error.http_status)
+                    if other_keys := permit.failed(error):
+                        error.max_retries = max(other_keys, error.max_retries)
+                        error.retry_after = 0.0
+                    self._refused_keys.record(KeyUse(permit.variable, operation), error.http_status)
                     wait_s = retry_wait_s(error, number, self._options.retry, deadline.remaining() - min_retry_s)
                     if wait_s is None:
                         raise without_traceback(error) from None

@@ -110,8 +110,10 @@ class ResponseCache:
             raise copy.copy(outcome)
         if not joined:
             return outcome
-        if not context.try_hold(needed := _commit_memory(outcome)):
-            # The output's memory belongs to the call that started the request: drop it, and look it up after the wait.
+        needed = _commit_memory(outcome)
+        if not context.try_hold(needed):
+            # Until this call holds memory of its own, the output occupies that of the call that started the request. So
+            # drop the output, and look it up after the wait.
             del outcome, pending
             await _hold(context, needed, deadline)
             return await self.get(key, deadline, fetch, context, meter)

@@ -191,7 +191,7 @@ class Budgets:
     async def left(self, charged: AgentKey) -> list[dict[str, Any]]:
         """Return what is left of the budgets of an agent and its project, as all replicas know it; none of sessions.
 
-        Both are named as in the records of quotas (`Call.charged_agent`).
+        Both are named as in the records of quotas (`Call.quota_agent`).
         """
         spender = Spender(charged.project, charged.agent, "", "")
         limits = self._by_project.get(bare_project(charged.project), self._options)

@@ -167,8 +167,8 @@ class _FlowQueue:
         self._weights = weights
         self._virtual_time = 0.0
         self._flows: dict[str, _Flow] = {}
-        # Heap of (start, number of the entry, name of the flow). A charge leaves the flow's entry as it is: the start in
-        # it is then too early, which `_take_earliest` corrects. A refund adds an entry; the old one becomes stale.
+        # Heap of (start, number of the entry, name of the flow). A charge leaves the flow's entry as it is, whose start
+        # is then too early: `_take_earliest` corrects it. A refund adds an entry; the old one becomes stale.
         self._due: list[tuple[float, int, str]] = []
         self._entries = 0
 

@@ -207,9 +207,8 @@ class Pipeline:
         if result.full_text is None:
             return ResultToCommit(result.fields)
         actor_id, ttl_s = self._options.actor_id, self._options.tools.artifact_ttl_s
-        return ResultToCommit(
-            result.fields, artifact_card(actor_id, call.identity, records.card, result.full_text, ttl_s)
-        )
+        artifact = artifact_card(actor_id, call.identity, records.card, result.full_text, ttl_s)
+        return ResultToCommit(result.fields, artifact)
 
     async def _commit(self, delivered: _Delivered, result: ResultToCommit, span: CallSpan) -> Settlement:
         """Commit once the worker is ready for the result, and publish the doorbell. Shielded as a whole."""
