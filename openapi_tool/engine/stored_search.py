@@ -120,6 +120,7 @@ class _SearchResult:
                 cursor,
             )
         parts = self._parts(_PHRASE_NOTES_CHARS)
+        # The passages are those after the cursor, or, if there are none, those before it.
         left = (phrase.after or phrase.before) - len(parts)
         first = f"[Found in {counted(total, 'place')} of {self._searched}; {len(parts)} shown. {_READ_ON}"
         if phrase.before and phrase.after:

@@ -202,8 +202,8 @@ class JinaClient:
         max_bytes = self.max_response_bytes
         if declared.isascii() and declared.isdigit():
             max_bytes = min(int(declared[:_MAX_LENGTH_DIGITS]), max_bytes)
-        held = SMALL
-        next_check_bytes = 0  # of the body, at which its time limit begins anew
+        held = SMALL  # bytes that `context` holds, or need not hold
+        next_check_bytes = 0  # length of the body at which its time limit begins anew
         clock = asyncio.get_running_loop().time
         async with asyncio.timeout(None) as pace:
             while chunk:

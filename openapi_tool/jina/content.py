@@ -114,11 +114,12 @@ def _result_items(
     results: Sequence[Mapping[str, Any]], reader: _FieldReader, max_tokens: int | None, *, with_pages: bool
 ) -> tuple[list[Item], list[dict[str, Any]], dict[str, list[int]]]:
     """Return for each result its item and its facts for a UI; and the numbers of results by warning type."""
-    first_with: dict[tuple[str, ...], int] = {}
-    items, state = [], []
+    first_with: dict[tuple[str, ...], int] = {}  # number of the first result with these warnings
+    items: list[Item] = []
+    state: list[dict[str, Any]] = []
     warned: dict[str, list[int]] = {}
     for number, result in enumerate(results, start=1):
-        facts = reader.facts(result, _RESULT_FACTS, are_shown=True)
+        facts = reader.facts(result, _RESULT_FACTS, are_shown=True)  # for the text
         ui_facts = {field: facts[field] for field in _STATE_FACTS if field in facts}
         title = str(facts.pop("title", ""))
         if favicon := _favicon(result):

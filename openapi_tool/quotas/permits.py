@@ -43,7 +43,7 @@ NO_SLOT = NoSlot()
 
 @dataclass(slots=True)
 class PermitRequest:
-    """A request to `endpoint`, the name of an operation.
+    """A request to `endpoint`, as metrics, log lines and the records of quotas call an operation.
 
     `agent`: whose turn it is to send. `slot` is given up while the request waits. `key` is the value of `variable`; a
     pool may send another one. `call` is the number of the call in this process. `refused_by` are the variables of the

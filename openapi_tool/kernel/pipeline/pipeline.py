@@ -174,9 +174,9 @@ class Pipeline:
                 # call would get none.
                 parked = await self._parked.find(identity) if earlier_run and not delivery.exhausted else None
                 result = parked or await self._run(delivered)
-                # `CommandConsumer._finished` charges the project's fair share with it. It is the larger of two counts
-                # that can each be too small: `attempts` ends at MAX_ATTEMPTS, and a request that identical calls share
-                # is in the `spent` of only one of them.
+                # With these `CommandConsumer._finished` charges the project's fair share. Each of the two counts can be
+                # too small: `attempts` ends at MAX_ATTEMPTS, and a request that identical calls share is in the `spent`
+                # of only one of them.
                 slot.requests = max(call.spent.requests, len(call.attempts))
                 _record_result(facts, call, result)
                 # Release the memory of responses, except what the commit needs.
@@ -192,8 +192,8 @@ class Pipeline:
             definition = await self._runner.parse_definition(call, record, default_deadline)
             given = read_tool_call(records.card, call.identity.tool_call_id)
         except Exception as cause:  # noqa: BLE001 - logged by `failure_result`
-            name, started = delivered.command.function_name, delivered.facts.loaded
-            return ResultToCommit(self._runner.failure_result(call, name, cause, started))
+            name = delivered.command.function_name
+            return ResultToCommit(self._runner.failure_result(call, name, cause, started=delivered.facts.loaded))
         deadline = limits.deadline(self._age_s(delivery), definition.suspend_timeout_s, definition.timeout_s)
         # Once another call of the step has a result, the turn ends `worker_timeout_s` later. For a call that may take
         # longer than that its deadline comes forward then. Such results are found by step id.
@@ -235,7 +235,7 @@ class Pipeline:
         facts.commit = began + wait.waited_s, time.monotonic()
         if not written:
             return await self._settle_refused_commit(delivered, result)
-        if result.parked or delivery.exhausted:
+        if result.parked or delivery.exhausted:  # an exhausted call may have one that it ignored
             await self._parked.delete(identity)
         began = time.monotonic()
         await self._doorbell_sender.send(delivery, identity, delivered.records, report.doorbell)
