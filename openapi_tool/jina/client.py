@@ -160,6 +160,7 @@ class JinaClient:
             ) from None
 
     async def _read(self, response: httpx.Response, context: RequestContext, deadline: Deadline) -> bytearray:
+        """Return the body. Raises ToolError, and httpx.TransportError."""
         encoding = response.headers.get("content-encoding", "")
         if encoding.strip().lower() not in ("", "identity"):
             raise UpstreamUnavailable("The service answered in an encoding that was not asked for; try again later.")
@@ -170,13 +171,13 @@ class JinaClient:
         except BaseException as error:
             tail = bytes(body[-_TAIL_BYTES:])
             body.clear()  # a traceback in a reference cycle keeps this frame alive until the next garbage collection
+            if isinstance(error, TimeoutError):
+                raise UpstreamUnavailable(
+                    "The response arrived too slowly and was given up; try again, ask for less or use another source."
+                ) from None
             if isinstance(error, ResponseTooLarge):
                 error.tokens = await self._cost_at_the_end(chunks, tail, min(_READ_ON_S, deadline.remaining() / 2))
-            if not isinstance(error, TimeoutError):
-                raise
-            raise UpstreamUnavailable(
-                "The response arrived too slowly and was given up; try again, ask for less or use another source."
-            ) from None
+            raise
         return body
 
     async def _fill(

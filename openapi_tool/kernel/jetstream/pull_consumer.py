@@ -202,8 +202,8 @@ class PullConsumer:
 
     def _request_ended(self, status: str, headers: dict[str, str]) -> None:
         description = headers.get(Header.DESCRIPTION, "")
-        remaining = headers.get(_PENDING, "")
-        self._requested = max(0, self._requested - int(remaining)) if _NUMBER.fullmatch(remaining) else 0
+        undelivered = headers.get(_PENDING, "")  # of the request; if that is unknown, take all requests for ended
+        self._requested = max(0, self._requested - int(undelivered)) if _NUMBER.fullmatch(undelivered) else 0
         if status == StatusCode.SERVICE_UNAVAILABLE or "consumer deleted" in description.lower():
             self._gone_reason = description or "no responders"
         elif status not in _EXPECTED_STATUSES and description.lower() not in _COMPLETED:
