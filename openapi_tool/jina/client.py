@@ -17,7 +17,7 @@ from pydantic import SecretStr
 
 from openapi_tool.concurrency.long_steps import without_other_long_steps
 from openapi_tool.isolation.pool import PoolBusy, TaskKilled, WorkerPool
-from openapi_tool.jina.byte_semaphore import RequestContext, memory_of
+from openapi_tool.jina.byte_semaphore import RequestContext, memory_to_hold
 from openapi_tool.jina.failures import ONCE, SOME, too_late
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.jina.response import (
@@ -125,7 +125,7 @@ class JinaClient:
         secrets = frozenset(secret.get_secret_value() for secret in context.call.secrets_sent)
         received = Received(status, response.headers.get("retry-after"), secrets)
         try:
-            await context.hold(memory_of(body) if len(body) > SMALL else 0)
+            await context.hold(memory_to_hold(body))
             if self._pool is None or body_fits_inline(body):
                 return read_response(body, request.expected, received)
             answer = await self._read_in_worker(self._pool, body, request, received, deadline, context)

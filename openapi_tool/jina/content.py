@@ -101,9 +101,10 @@ def search_output(envelope: Mapping[str, Any], parameters: Mapping[str, Any], co
         items.append(Item(caption=f"[{counted(len(kept.shown) - len(shown), 'more result', 'left out')}.]"))
     if unreadable:
         items.append(Item(caption=remarks.unreadable_results(unreadable)))
-    if max_tokens and (cut := [number for number, one in enumerate(facts, start=1) if "cut_at_tokens" in one]):
+    numbered = list(enumerate(facts, start=1))
+    if max_tokens and (cut := [number for number, one in numbered if "cut_at_tokens" in one]):
         items.append(Item(caption=remarks.cut_results(cut, max_tokens)))
-    if errors := {number: one["target_status"] for number, one in enumerate(facts, start=1) if "target_status" in one}:
+    if errors := {number: one["target_status"] for number, one in numbered if "target_status" in one}:
         items.append(Item(caption=remarks.target_errors(errors)))
     items += [Item(caption=remark) for remark in [*kept.remarks(), reader.denied.remark()] if remark]
     items += [Item(caption=remarks.result_warning(kind, numbers, context.offers)) for kind, numbers in warned.items()]
@@ -128,8 +129,8 @@ def _result_items(
         if image and (is_inline(image) or reader.denied.has_link(image)):
             del facts["imageUrl"]
         warnings = reader.warnings(result)
-        if warnings and (same := first_with.setdefault(warnings, number)) != number:
-            warnings = (f"as for {same}",)  # an earlier result has the same warnings
+        if warnings and (first := first_with.setdefault(warnings, number)) != number:
+            warnings = (f"as for {first}",)
         lines = [
             f"{number}. {title or '(no title)'}",
             *(f"{_LABELS[field]}{fact}" for field, fact in facts.items()),

@@ -138,6 +138,7 @@ def under_url_policy(resolved: ResolvedParameters, definition: ToolDefinition, r
                 refusal.message = f"{given}: is no address. If it is a cursor, give it as {CURSOR}, without {given}."
             raise
         problem = Problem(resolved.main_parameter_option, f"is no address that may be read ({refusal.code})")
+    # Outside of the `except` block, so that the refusal, which quotes the address, is not its context.
     raise unusable(definition.tool_name, [str(problem)])
 
 
@@ -255,11 +256,7 @@ class ParameterResolver:
         path = (name,)
         problems = self.model_problems
         parameter = self._endpoint.find(name)
-        if (
-            parameter is None
-            or not parameter.model
-            or (parameter.declared and not _declares(self._definition, parameter.name))
-        ):
+        if parameter is None or not self._may_be_set_by_model(parameter):
             is_listed = len(problems) < MAX_PROBLEMS  # else skip the search for similar names: 0.1 ms for each
             known = sorted(self._definition.model_arguments - {name}) if is_listed else ()
             problems.append(Problem(path, not_taken(name, known, suggest=self._suggest)))
@@ -270,6 +267,9 @@ class ParameterResolver:
             problems.append(Problem(path, f"sets the same parameter as {short(other)}; give only one of them"))
         else:
             self._set(parameter, value, path, by_model=True)
+
+    def _may_be_set_by_model(self, parameter: Parameter) -> bool:
+        return parameter.model and (not parameter.declared or _declares(self._definition, parameter.name))
 
     def _option_of(self, name: str) -> Path:
         """Return the path of an argument's option; for an item of a batch, that of the list."""
@@ -304,7 +304,7 @@ class ParameterResolver:
             else:
                 self.operator_problems.append(problem)
             return
-        if parameter.merge and by_model and parameter.name in self._names:
+        if parameter.merge and by_model and parameter.name in self._names:  # set by another argument of the model
             converted = parameter.merge(self.parameters[parameter.name], converted)
         if converted is None:  # not sent, such as a flag that is set to False
             self.parameters.pop(parameter.name, None)
@@ -361,7 +361,7 @@ def build_request(
     `offered` are the arguments that a remedy may name.
     """
     endpoint = endpoint_of(definition)
-    parameters = resolved.parameters  # its response is read by these, not by the text that they are appended to
+    parameters = resolved.parameters  # as the response is read by them; some are sent as part of the query or address
     if not endpoint.separators.keys().isdisjoint(parameters):
         resolved = replace(resolved, parameters=_with_appended(endpoint, parameters))
     get = _get(endpoint, definition.path, resolved) if definition.method == "GET" else None
