@@ -61,11 +61,11 @@ _RECORD = TypeAdapter(LeaseRecord)
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Ownership of a redelivered command in its delivery number `delivery`."""
+    """Ownership of a redelivered command, for its delivery of this number; `lost` counts its lost runs so far."""
 
     key: str
     lost: int
-    delivery: int
+    delivery_number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,16 +98,16 @@ class Leases:
 
         # The first run of a command writes no record. A redelivered command has such a run, and it may be lost. In
         # delivery 1 there was none: this method also gets commands that were never run, if they arrive after a stall.
-        record, own = await self._change(key, taken, lost_without_record=min(delivery.number - 1, 1))
-        if own is None:
-            return LeaseTaken(min(record.expires_at - now, self.duration_s))  # more is damaged or of other settings
-        return Lease(key, record.lost, delivery.number)
+        before, after = await self._change(key, taken, lost_without_record=min(delivery.number - 1, 1))
+        if after is None:
+            return LeaseTaken(min(before.expires_at - now, self.duration_s))  # more is damaged or of other settings
+        return Lease(key, after.lost, delivery.number)
 
     async def begin(self, lease: Lease) -> None:
         """Count a run as lost from its start until it ends or is handed back."""
 
         def begun(record: LeaseRecord) -> LeaseRecord:
-            return self._with_event(self._owned(replace(record, lost=record.lost + 1)), "began", lease.delivery)
+            return self._with_event(self._owned(replace(record, lost=record.lost + 1)), "began", lease.delivery_number)
 
         await self._change(lease.key, begun)
 
@@ -136,7 +136,7 @@ class Leases:
         def released(record: LeaseRecord) -> LeaseRecord | None:
             if record.owner != self._owner:
                 return None
-            return self._with_event(_without_owner(replace(record, lost=0)), "settled", lease.delivery)
+            return self._with_event(_without_owner(replace(record, lost=0)), "settled", lease.delivery_number)
 
         await self._change(lease.key, released)
 

@@ -165,7 +165,17 @@ class Pipeline:
             link = trace_link(identity, acceptance.waiting_turn)
             facts = self._facts(delivery, command, call, link, received)
             CALL_FIELDS.set(facts.fields)
-            delivered = _Delivered(delivery, command, identity, records, acceptance, call, slot, facts, earlier_run)
+            delivered = _Delivered(
+                delivery=delivery,
+                command=command,
+                identity=identity,
+                records=records,
+                acceptance=acceptance,
+                call=call,
+                slot=slot,
+                facts=facts,
+                earlier_run=earlier_run,
+            )
             span_name = f"execute_tool {facts.function_name}"
             arrived_at = facts.began - facts.age_s  # in the stream, where the call begins
             with self._tracer.span(span_name, link, facts.ids, arrived_at) as span, call.memory:
