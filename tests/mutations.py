@@ -548,8 +548,8 @@ LOSS = (
     ),
     Mutation(
         "kernel/pipeline/commit.py",
-        "stop = stop_after_delay(for_s)",
-        "stop = stop_after_delay(0)",
+        "stop=stop_after_delay(park_after_s)",
+        "stop=stop_after_delay(0)",
         "tests/wire/test_reliability.py::test_a_result_waits_for_an_unavailable_database",
     ),
     Mutation(

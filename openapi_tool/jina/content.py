@@ -269,15 +269,15 @@ class _FieldReader:
         text = _text(item.get("content")) or _text(item.get("text"))
         title = _text(item.get("title"))
         if text and not text.isspace():
-            kind = barrier_type(title, text)
+            barrier = barrier_type(title, text)
         elif not with_text or any(map(item.get, _NON_TEXT_BODIES)):
-            kind = None
+            barrier = None
         else:
-            kind = title_type(title) or "empty"
-        found = dict.fromkeys(filter(None, (kind, *map(_warning_type, _warning_lines(item)))))
-        if kind in _WALLS:  # this is why anything else is missing, unless the server says that there is no page
-            return ("not_found",) if "not_found" in found else (kind,)
-        return tuple(other for other in found if kind is None or other not in _UNCERTAIN)
+            barrier = title_type(title) or "empty"
+        found = dict.fromkeys(filter(None, (barrier, *map(_warning_type, _warning_lines(item)))))  # each once, in order
+        if barrier in _WALLS:  # this is why anything else is missing, unless the server says that there is no page
+            return ("not_found",) if "not_found" in found else (barrier,)
+        return tuple(kind for kind in found if barrier is None or kind not in _UNCERTAIN)
 
     @staticmethod
     def target_status(item: Mapping[str, Any]) -> int | None:

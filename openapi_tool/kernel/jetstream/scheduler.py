@@ -198,7 +198,7 @@ class _FlowQueue:
         flow.start += flow.step
         if flow.length:
             self._enqueue(flow)
-        elif len(self._flows) > len(self._due) + _MAX_IDLE_FLOWS:
+        elif len(self._flows) > len(self._due) + _MAX_IDLE_FLOWS:  # an idle flow has no entry
             self._drop_idle_flows()
         return held
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -55,23 +54,19 @@ class ResultCommitter:
                 failed_before = True
                 raise
 
+        commit_with_retries = partial(retried, commit, on=Unavailable, wait=_BACKOFF, before_sleep=_log_retry)
         park_after_s = min(_PARK_AFTER_S, self.retry_timeout_s)
         try:
-            return await _retried(commit, park_after_s)
+            return await commit_with_retries(stop=stop_after_delay(park_after_s))
         except (Exception, asyncio.CancelledError) as failure:
             parked = result.parked or await self.parked.park(wait.identity, result)
             if parked or not isinstance(failure, Unavailable) or self.retry_timeout_s <= park_after_s:
                 raise
         try:
-            return await _retried(commit, self.retry_timeout_s - park_after_s)
+            return await commit_with_retries(stop=stop_after_delay(self.retry_timeout_s - park_after_s))
         except (Exception, asyncio.CancelledError):
             await self.parked.park(wait.identity, result)  # NATS may have been unavailable at the first attempt
             raise
-
-
-async def _retried(commit: Callable[[], Awaitable[bool]], for_s: float) -> bool:
-    stop = stop_after_delay(for_s)
-    return await retried(commit, on=Unavailable, wait=_BACKOFF, stop=stop, before_sleep=_log_retry)
 
 
 def _log_retry(state: RetryCallState) -> None:
