@@ -190,7 +190,7 @@ class JinaClient:
         Raises TimeoutError if it is too slow, ResponseTooLarge.
         """
         async for chunk in chunks:
-            self._check_size(body, chunk, context)
+            self._count_bytes(body, chunk, context)
             if context.body_bytes > SMALL:  # smaller responses reserve nothing, so they never wait behind large ones
                 await self._fill_large(body, chunk, chunks, declared, context)
             else:
@@ -220,7 +220,7 @@ class JinaClient:
                 async with self._large_reads:  # at most _LARGE_READS responses continue in one iteration
                     await asyncio.sleep(0)
                 chunk = await anext(chunks, b"")
-                self._check_size(body, chunk, context)
+                self._count_bytes(body, chunk, context)
 
     async def _cost_at_the_end(self, chunks: AsyncIterator[bytes], tail: bytes, seconds: float) -> int:
         """Read on in a body that is too large, without keeping it; return the tokens that its end states, else 0.
@@ -240,7 +240,7 @@ class JinaClient:
         stated = _COST.search(tail)
         return int(stated[1]) if stated else 0
 
-    def _check_size(self, body: bytearray, chunk: bytes, context: RequestContext) -> None:
+    def _count_bytes(self, body: bytearray, chunk: bytes, context: RequestContext) -> None:
         """Count the bytes of a chunk. Raises ResponseTooLarge; `body` then ends with those of the chunk."""
         context.add_body_bytes(len(chunk))
         if context.call_body_bytes > self.max_response_bytes:
