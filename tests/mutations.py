@@ -461,7 +461,7 @@ SECRETS = (
 LOSS = (
     Mutation(
         "kernel/jetstream/command_runner.py",
-        "await self._dead_letters.record(work.delivery, reason, text)",
+        "await self._dead_letters.record(held.delivery, reason, text)",
         "pass",
         "tests/wire/test_refusals.py::test_a_command_whose_result_cannot_reach_a_turn_is_dead_lettered",
     ),
@@ -473,7 +473,7 @@ LOSS = (
     ),
     Mutation(
         "kernel/pipeline/pipeline.py",
-        "await self._order.write(wait, PendingReport(self._kernel, earlier.card_id, report))",
+        "await self._order.write(wait, write, partial(self._kernel.is_turn_busy, report))",
         "pass",
         "tests/wire/test_answers.py::test_our_earlier_unreported_result_is_reported_with_a_doorbell",
     ),
@@ -512,20 +512,20 @@ LOSS = (
     ),
     Mutation(
         "kernel/jetstream/dead_letters.py",
-        'if cause == "unavailable" and delivery.attempt < _DISCARD_FROM_DELIVERY:',
+        'if cause == "unavailable" and delivery.number < _DISCARD_FROM_DELIVERY:',
         'if cause == "unavailable":',
         "tests/wire/test_dead_letters.py::test_dead_letter_is_discarded_after_five_deliveries_during_an_outage",
     ),
     Mutation(
         "kernel/jetstream/heartbeats.py",
-        "await work.message.in_progress()",
+        "await held.message.in_progress()",
         "pass",
         "tests/wire/test_reliability.py::test_a_long_call_is_sent_once_and_delivered_once",
     ),
     Mutation(
         "kernel/jetstream/command_runner.py",
-        "await shielded(self._settle(work, settlement), _SETTLE_S)",
-        "await self._settle(work, settlement)",
+        "await shielded(self._settle(held, settlement), _SETTLE_S)",
+        "await self._settle(held, settlement)",
         "tests/races/test_cancellation.py::test_a_call_in_an_outage_cancelled_at_any_await_is_handed_back_once",
     ),
     Mutation(
@@ -554,7 +554,7 @@ LOSS = (
     ),
     Mutation(
         "kernel/pipeline/commit.py",
-        "stop=stop_after_delay(for_s)",
+        "stop=stop_after_delay(park_after_s)",
         "stop=stop_after_delay(0)",
         "tests/wire/test_reliability.py::test_a_result_waits_for_an_unavailable_database",
     ),
@@ -590,7 +590,7 @@ LOSS = (
     ),
     Mutation(
         "kernel/jetstream/hand_back.py",
-        "or self._unrun_deliveries.pop(metadata.sequence.stream, 0) + 1 == attempt",
+        "or self._unrun_deliveries.pop(metadata.sequence.stream, 0) + 1 == number",
         "or self._unrun_deliveries.pop(metadata.sequence.stream, 0) > 0",
         "tests/races/test_intake.py::test_command_handed_back_and_delivered_elsewhere_in_between_needs_a_lease",
     ),

@@ -92,7 +92,7 @@ def delivery(
         headers=HEADERS if headers is None else headers,
         data=data if data is not None else orjson.dumps(BODY if body is None else body),
         published_at=datetime.now(UTC),
-        attempt=1,
+        number=1,
         stream_sequence=1,
     )
 

@@ -75,6 +75,6 @@ class Call:
         return self.identity.project_id
 
     @property
-    def charged_agent(self) -> AgentKey:
-        """Agent and project, named as in the records of quotas, by which requests are charged and take turns."""
+    def quota_agent(self) -> AgentKey:
+        """Project and agent, named as in the records of quotas: who pays for the requests, and whose turn it is."""
         return AgentKey(quota_project(self.quota_namespace, self.project), self.identity.agent_id)

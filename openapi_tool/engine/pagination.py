@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 from cachetools import LRUCache
 
@@ -50,6 +51,14 @@ _UNCONTINUED_FACTOR = 2
 """Factor of the limits if the definition's schema rejects `cursor`: its model can never read the rest."""
 
 
+class _Fit(NamedTuple):
+    """Limit of a text, its parts if it fits uncut, and whether its model could read on if it is cut."""
+
+    limit: ResultLimit
+    parts: Sequence[Part] | None
+    can_continue: bool
+
+
 class Pagination:
     """Truncates long results, and returns the next part to the agent that owns the result."""
 
@@ -85,10 +94,10 @@ class Pagination:
     ) -> tuple[RenderedResult, StoredText | None]:
         """Return what the model is shown, and the whole text if that is truncated and may be stored."""
         cost = _cost_note(output, self._options.cost_note_tokens) + (call.budget.note if call.budget else "")
-        limit, parts, can_continue = await self._within_limit(call, definition, output, max_result_tokens, len(cost))
-        if parts is not None:
-            return RenderedResult(framed(parts) + cost), None
-        truncated = truncate(output.items, limit)
+        fit = await self._fit(call, definition, output, max_result_tokens, len(cost))
+        if fit.parts is not None:
+            return RenderedResult(framed(fit.parts) + cost), None
+        truncated = truncate(output.items, fit.limit)
         shown = framed(truncated.parts) + cost
         missing = _left_out(truncated)
         if not output.may_store:  # the page was read with "do not track"
@@ -96,27 +105,24 @@ class Pagination:
             return RenderedResult(f"{shown}\n\n[{why}]", truncated=True), None
         store = partial(stored_text, output.items, truncated.stored_items)
         full_text = await asyncio.to_thread(store) if truncated.left > SMALL else store()
-        if not can_continue:
+        if not fit.can_continue:
             why = f"{missing} This tool cannot show them.{_shorter_result_advice(definition)}"
             return RenderedResult(f"{shown}\n\n[{why}]", truncated=True, artifact_ref=full_text.reference), full_text
         return self._with_cursor(call, definition, shown, missing, full_text.reference, truncated.next), full_text
 
-    async def _within_limit(
+    async def _fit(
         self, call: Call, definition: ToolDefinition, output: ToolOutput, max_result_tokens: int | None, note_chars: int
-    ) -> tuple[ResultLimit, Sequence[Part] | None, bool]:
-        """Return the limit of the text, its parts if it fits uncut, and whether its model could continue a cut one.
-
-        The limit leaves room for notes of `note_chars`. It is higher if the definition's schema rejects `cursor`.
-        """
+    ) -> _Fit:
+        """Try to fit the text uncut beside notes of `note_chars`; within higher limits if its model cannot continue."""
         total = self._limit(definition, max_result_tokens)
         limit = self._for_text(definition, output, total.minus(note_chars))
         parts = uncut_parts(output.items, limit)
         if parts is not None or not takes_cursor(definition) or not await self._schema_rejects_cursor(call, definition):
-            return limit, parts, True
+            return _Fit(limit, parts, can_continue=True)
         max_chars = self._options.max_uncontinued_chars or _UNCONTINUED_FACTOR * self._options.max_result_chars
         higher = ResultLimit(max_chars, _UNCONTINUED_FACTOR * total.tokens)
         limit = self._for_text(definition, output, higher.minus(note_chars))
-        return limit, uncut_parts(output.items, limit), False
+        return _Fit(limit, uncut_parts(output.items, limit), can_continue=False)
 
     async def resume(
         self, call: Call, definition: ToolDefinition, cursor: str, max_result_tokens: int | None = None
@@ -124,7 +130,8 @@ class Pagination:
         """Return the part at `cursor`. Raises NotFound, Unavailable."""
         position = self._cursors.read(call.identity, cursor)
         load = partial(load_part, self._artifacts, call.identity, position.card_id)
-        # The first part has shown the beginning of each item. `later_part` skips these, so load twice the limit.
+        # The first part has shown the beginning of each item, at most the limit of characters together. `later_part`
+        # skips these, so load twice the limit.
         artifact = await load(position.start, 2 * self._options.max_result_chars)
         # First lines of the code block or table that is cut at the cursor.
         opening = "" if position.opening is None else (await load(position.opening, OPENING_CHARS)).text
@@ -170,6 +177,7 @@ class Pagination:
 
     @staticmethod
     def _for_text(definition: ToolDefinition, output: ToolOutput, limit: ResultLimit) -> ResultLimit:
+        """Return what the state leaves of a limit, if the model reads the state, too."""
         return limit if definition.result_format == "text" else without_state(limit, output.state)
 
     def _with_cursor(

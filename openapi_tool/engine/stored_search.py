@@ -120,6 +120,7 @@ class _SearchResult:
                 cursor,
             )
         parts = self._parts(_PHRASE_NOTES_CHARS)
+        # The passages are those after the cursor, or, if there are none, those before it.
         left = (phrase.after or phrase.before) - len(parts)
         first = f"[Found in {counted(total, 'place')} of {self._searched}; {len(parts)} shown. {_READ_ON}"
         if phrase.before and phrase.after:
@@ -146,20 +147,20 @@ class _SearchResult:
         return self._shown(f'[{why}; or read on with only cursor "{cursor.strip()}".]', [])
 
     def _parts(self, reserved_chars: int) -> list[Part]:
-        space = self.limit.chars - INTRO_CHARS - reserved_chars
-        tokens = self.limit.tokens - (INTRO_CHARS + reserved_chars) // FRAME_CHARS_PER_TOKEN
+        chars_left = self.limit.chars - INTRO_CHARS - reserved_chars
+        tokens_left = self.limit.tokens - (INTRO_CHARS + reserved_chars) // FRAME_CHARS_PER_TOKEN
         parts: list[Part] = []
         for number, passage in enumerate(self.found.passages[:MAX_SHOWN], start=1):
             heading = f'[{number}: {passage.where}; cursor "{self.new_cursor(passage.start, passage.opening)}"]'
             around = len(heading) + len(passage.lines) + FRAME_CHARS
-            space -= around
-            tokens -= around // FRAME_CHARS_PER_TOKEN
-            if parts and (space < MIN_CHARS or tokens < MIN_CHARS // FRAME_CHARS_PER_TOKEN):
+            chars_left -= around
+            tokens_left -= around // FRAME_CHARS_PER_TOKEN
+            if parts and (chars_left < MIN_CHARS or tokens_left < MIN_CHARS // FRAME_CHARS_PER_TOKEN):
                 break
-            max_chars = max(min(space, fitting_chars(passage.text, tokens)), MIN_CHARS)
+            max_chars = max(min(chars_left, fitting_chars(passage.text, tokens_left)), MIN_CHARS)
             text = passage.text[: boundary(passage.text, max_chars)]
-            space -= len(text)
-            tokens -= estimate_tokens(text)
+            chars_left -= len(text)
+            tokens_left -= estimate_tokens(text)
             parts.append(Part(text, heading, passage.lines))
         return parts
 

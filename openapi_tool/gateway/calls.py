@@ -212,7 +212,7 @@ class Gateway:
     async def budget_of(self, caller: Caller) -> list[dict[str, Any]]:
         """Return what is left of each budget of a caller and of its project."""
         call = self._parts.runner.new_call(CallIdentity(caller.project_id, caller.agent_id))
-        return await self._parts.budgets.left(call.charged_agent)
+        return await self._parts.budgets.left(call.quota_agent)
 
     async def usage_of(self, caller: Caller, since: float) -> list[dict[str, Any]]:
         """Return what a caller's calls since a time have cost, by tool. Raises Unavailable.

@@ -69,7 +69,10 @@ class JinaBackendOptions:
 
 @dataclass(slots=True, eq=False)
 class _Item:
-    """One item of a call, with all that the attempts to request it need. `deadline` is that of its requests."""
+    """One item of a call, with all that the attempts to request it need.
+
+    `endpoint` says how a request of its operation is built. `deadline` is that of its requests.
+    """
 
     definition: ToolDefinition
     arguments: Arguments
@@ -139,7 +142,7 @@ class JinaBackend:
     async def run(self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, call: Call) -> ToolOutput:
         """Send the upstream requests and read the responses, within the memory of the call. Raises ToolError."""
         if self._budgets is not None and (self._budgets.limited or definition.budget is not None):
-            project, agent = call.charged_agent
+            project, agent = call.quota_agent
             spender = Spender(project, agent, arguments.session_identity, definition.tool_name, definition.budget)
             call.budget = self._budgets.accounts_of(spender)
         items = batch_items(definition, arguments, self._options.tools.max_batch_items)
@@ -196,9 +199,7 @@ class JinaBackend:
             call.spent += meter.usage
         usage = meter.usage
         # A call that joined a request of another one counts as cached, unless it is the one to report the cost.
-        cached = output.cached and not usage.requests
-        unchanged = (output.usage, output.cached) == (usage, cached)
-        return output if unchanged else replace(output, usage=usage, cached=cached)
+        return replace(output, usage=usage, cached=output.cached and not usage.requests)
 
     def _item(self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, call: Call) -> _Item:
         """Turn arguments into a request. Raises ToolError."""
@@ -225,31 +226,37 @@ class JinaBackend:
         call = item.call
         deadline = item.deadline
         parameters = item.resolved.parameters
-        endpoint = item.endpoint
-        key_variable = item.arguments.key_variable
-        name = endpoint.operation.name
-        api_key = item.arguments.api_key
+        operation = item.endpoint.operation.name
         wanted = PermitRequest(
-            key_variable, name, call.charged_agent, deadline, api_key, slot=call.slot, call=call.number
+            variable=item.arguments.key_variable,
+            endpoint=operation,
+            agent=call.quota_agent,
+            deadline=deadline,
+            key=item.arguments.api_key,
+            slot=call.slot,
+            call=call.number,
         )
-        min_tokens = endpoint.min_tokens(parameters)
-        min_retry_s = endpoint.timeouts.min_s(parameters)
+        min_tokens = item.endpoint.min_tokens(parameters)
+        min_retry_s = item.endpoint.timeouts.min_s(parameters)
         with item.memory:  # keep the call's memory if the call ends while another one waits for this shared request
             context = item.memory.for_request(call)
-            number = 0
+            attempt_number = 0
             while True:
-                number += 1
+                attempt_number += 1
                 reservation = None if call.budget is None else await call.budget.reserve(min_tokens, deadline)
                 permit = await self._acquire(wanted, reservation, context)
                 estimate = min_tokens if reservation is None else reservation.amount.tokens
-                tokens: int | None = None
+                tokens: int | None = None  # cost of the request, unknown while it runs
                 try:
-                    result = await self._send(item, permit, meter, context, number, estimate)
+                    result = await self._send(item, permit, meter, context, attempt_number, estimate)
                 except ToolError as error:
                     tokens = error.tokens
-                    permit.failed(error)
-                    self._refused_keys.record(KeyUse(error.key_variable or key_variable, name), error.http_status)
-                    wait_s = retry_wait_s(error, number, self._options.retry, deadline.remaining() - min_retry_s)
+                    if other_keys := permit.failed(error):
+                        error.max_retries = max(other_keys, error.max_retries)
+                        error.retry_after = 0.0
+                    self._refused_keys.record(KeyUse(permit.variable, operation), error.http_status)
+                    left_s = deadline.remaining() - min_retry_s
+                    wait_s = retry_wait_s(error, attempt_number, self._options.retry, left_s)
                     if wait_s is None:
                         raise without_traceback(error) from None
                 else:
@@ -257,7 +264,7 @@ class JinaBackend:
                     permit.done(tokens)
                     return _output(result, parameters, context)
                 finally:
-                    if tokens is None:
+                    if tokens is None:  # the attempt was cancelled
                         permit.cancelled()
                     _settle(item, reservation, meter, estimate, tokens)
                 call.slot.pause()
@@ -267,9 +274,9 @@ class JinaBackend:
                     call.slot.resume()
 
     async def _acquire(self, wanted: PermitRequest, reservation: Reservation | None, context: RequestContext) -> Permit:
-        """Wait for a permit; then check again that the tool was not disabled meanwhile. Raises ToolError.
+        """Wait for a permit; then check that the tool was not disabled meanwhile. Raises ToolError.
 
-        If this fails, the reservation is ended.
+        If this fails, permit and reservation are given back.
         """
         begin = time.monotonic()
         permit = None
@@ -284,20 +291,20 @@ class JinaBackend:
                 reservation.release()
             raise
         finally:
-            # Even a short wait of a refused call: its record then shows that it waited for a permit.
+            # Of a call that gets no permit record also a short wait: it shows where the call ended.
             if (end := time.monotonic()) - begin >= _MIN_WAIT_S or permit is None:
                 context.record_permit_wait(begin, end)
         return permit
 
     async def _send(
-        self, item: _Item, permit: Permit, meter: Meter, context: RequestContext, number: int, estimate: int
+        self, item: _Item, permit: Permit, meter: Meter, context: RequestContext, attempt_number: int, estimate: int
     ) -> UpstreamResult:
         """Send the request now, with the remaining time as `timeout`, and record the attempt. Raises ToolError.
 
-        It is the attempt of this `number`, and expected to cost `estimate` tokens.
+        `attempt_number` counts from 1; the request is expected to cost `estimate` tokens.
         """
         request = item.timed_request()
-        attempt = UpstreamAttempt(time.monotonic(), request.method, request.host, number - 1)
+        attempt = UpstreamAttempt(time.monotonic(), request.method, request.host, resends=attempt_number - 1)
         context.record_attempt(attempt)
         item.call.slot.sending()
         meter.requests += 1

@@ -20,6 +20,7 @@ from typing import Self
 
 from openapi_tool.engine.call import Call
 from openapi_tool.protocol.attempts import MAX_ATTEMPTS, UpstreamAttempt
+from openapi_tool.tools.inline_bounds import SMALL
 
 _ASCII_FACTOR, _TWO_BYTE_FACTOR, _FOUR_BYTE_FACTOR = 6, 8, 14
 """Bytes of memory per byte of a body until the result is committed: parsed, rendered, as JSON, in the driver.
@@ -38,6 +39,11 @@ def memory_of(body: bytes | bytearray) -> int:
     else:
         factor = _FOUR_BYTE_FACTOR if any(mark in body for mark in _FOUR_BYTE_MARKS) else _TWO_BYTE_FACTOR
     return len(body) * factor
+
+
+def memory_to_hold(body: bytes | bytearray) -> int:
+    """Return the bytes to hold for a response: none for a small one, as to count it would cost more than it takes."""
+    return memory_of(body) if len(body) > SMALL else 0
 
 
 def max_call_memory(max_response_bytes: int) -> int:

@@ -16,7 +16,7 @@ from cachetools import TTLCache
 
 from openapi_tool.concurrency.cancellation import shielded
 from openapi_tool.concurrency.long_steps import without_other_long_steps
-from openapi_tool.jina.byte_semaphore import RequestContext, memory_of
+from openapi_tool.jina.byte_semaphore import RequestContext, memory_to_hold
 from openapi_tool.jina.failures import too_late
 from openapi_tool.jina.options import CacheOptions
 from openapi_tool.jina.request import UpstreamRequest
@@ -95,8 +95,7 @@ class ResponseCache:
         if not self._options.ttl_s > 0:
             return await fetch(meter)
         if (cached := self._responses.get(key)) is not None:
-            # Small responses are not counted: reserving memory would cost more than they occupy.
-            await _hold(context, memory_of(cached) if len(cached) > SMALL else 0, deadline)
+            await _hold(context, memory_to_hold(cached), deadline)
             await without_other_long_steps(len(cached))
             metrics.CACHE_HITS.inc()
             return replace(unpack_output(unpack(cached)), usage=NO_USAGE, cached=True)
@@ -110,8 +109,10 @@ class ResponseCache:
             raise copy.copy(outcome)
         if not joined:
             return outcome
-        if not context.try_hold(needed := _commit_memory(outcome)):
-            # The output's memory belongs to the call that started the request: drop it, and look it up after the wait.
+        needed = _commit_memory(outcome)
+        if not context.try_hold(needed):
+            # Until this call holds memory of its own, the output occupies that of the call that started the request. So
+            # drop the output, and look it up after the wait.
             del outcome, pending
             await _hold(context, needed, deadline)
             return await self.get(key, deadline, fetch, context, meter)

@@ -17,7 +17,7 @@ from pydantic import SecretStr
 
 from openapi_tool.concurrency.long_steps import without_other_long_steps
 from openapi_tool.isolation.pool import PoolBusy, TaskKilled, WorkerPool
-from openapi_tool.jina.byte_semaphore import RequestContext, memory_of
+from openapi_tool.jina.byte_semaphore import RequestContext, memory_to_hold
 from openapi_tool.jina.failures import ONCE, SOME, too_late
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.jina.response import (
@@ -126,7 +126,7 @@ class JinaClient:
         secrets = frozenset(secret.get_secret_value() for secret in context.call.secrets_sent)
         received = Received(status, response.headers.get("retry-after"), secrets)
         try:
-            await context.hold(memory_of(body) if len(body) > SMALL else 0)
+            await context.hold(memory_to_hold(body))
             if self._pool is None:
                 return read_response(body, request.expected, received)
             if body_fits_inline(body, len(secrets)):
@@ -165,6 +165,7 @@ class JinaClient:
             ) from None
 
     async def _read(self, response: httpx.Response, context: RequestContext, deadline: Deadline) -> bytearray:
+        """Return the body. Raises ToolError, and httpx.TransportError."""
         encoding = response.headers.get("content-encoding", "")
         if encoding.strip().lower() not in ("", "identity"):
             raise UpstreamUnavailable("The service answered in an encoding that was not asked for; try again later.")
@@ -175,13 +176,13 @@ class JinaClient:
         except BaseException as error:
             tail = bytes(body[-_TAIL_BYTES:])
             body.clear()  # a traceback in a reference cycle keeps this frame alive until the next garbage collection
+            if isinstance(error, TimeoutError):
+                raise UpstreamUnavailable(
+                    "The response arrived too slowly and was given up; try again, ask for less or use another source."
+                ) from None
             if isinstance(error, ResponseTooLarge):
                 error.tokens = await self._cost_at_the_end(chunks, tail, min(_READ_ON_S, deadline.remaining() / 2))
-            if not isinstance(error, TimeoutError):
-                raise
-            raise UpstreamUnavailable(
-                "The response arrived too slowly and was given up; try again, ask for less or use another source."
-            ) from None
+            raise
         return body
 
     async def _fill(
@@ -194,7 +195,7 @@ class JinaClient:
         Raises TimeoutError if it is too slow, ResponseTooLarge.
         """
         async for chunk in chunks:
-            self._check_size(body, chunk, context)
+            self._count_bytes(body, chunk, context)
             if context.body_bytes > SMALL:  # smaller responses reserve nothing, so they never wait behind large ones
                 await self._fill_large(body, chunk, chunks, declared, context)
             else:
@@ -207,8 +208,8 @@ class JinaClient:
         max_bytes = self.max_response_bytes
         if declared.isascii() and declared.isdigit():
             max_bytes = min(int(declared[:_MAX_LENGTH_DIGITS]), max_bytes)
-        held = SMALL
-        next_check_bytes = 0  # of the body, at which its time limit begins anew
+        held = SMALL  # bytes that `context` holds, or need not hold
+        next_check_bytes = 0  # length of the body at which its time limit begins anew
         clock = asyncio.get_running_loop().time
         async with asyncio.timeout(None) as pace:
             while chunk:
@@ -224,7 +225,7 @@ class JinaClient:
                 async with self._large_reads:  # at most _LARGE_READS responses continue in one iteration
                     await asyncio.sleep(0)
                 chunk = await anext(chunks, b"")
-                self._check_size(body, chunk, context)
+                self._count_bytes(body, chunk, context)
 
     async def _cost_at_the_end(self, chunks: AsyncIterator[bytes], tail: bytes, seconds: float) -> int:
         """Read on in a body that is too large, without keeping it; return the tokens that its end states, else 0.
@@ -244,7 +245,7 @@ class JinaClient:
         stated = _COST.search(tail)
         return int(stated[1]) if stated else 0
 
-    def _check_size(self, body: bytearray, chunk: bytes, context: RequestContext) -> None:
+    def _count_bytes(self, body: bytearray, chunk: bytes, context: RequestContext) -> None:
         """Count the bytes of a chunk. Raises ResponseTooLarge; `body` then ends with those of the chunk."""
         context.add_body_bytes(len(chunk))
         if context.call_body_bytes > self.max_response_bytes:

@@ -101,9 +101,10 @@ def search_output(envelope: Mapping[str, Any], parameters: Mapping[str, Any], co
         items.append(Item(caption=f"[{counted(len(kept.shown) - len(shown), 'more result', 'left out')}.]"))
     if unreadable:
         items.append(Item(caption=remarks.unreadable_results(unreadable)))
-    if max_tokens and (cut := [number for number, one in enumerate(facts, start=1) if "cut_at_tokens" in one]):
+    numbered = list(enumerate(facts, start=1))
+    if max_tokens and (cut := [number for number, one in numbered if "cut_at_tokens" in one]):
         items.append(Item(caption=remarks.cut_results(cut, max_tokens)))
-    if errors := {number: one["target_status"] for number, one in enumerate(facts, start=1) if "target_status" in one}:
+    if errors := {number: one["target_status"] for number, one in numbered if "target_status" in one}:
         items.append(Item(caption=remarks.target_errors(errors)))
     items += [Item(caption=remark) for remark in [*kept.remarks(), reader.denied.remark()] if remark]
     items += [Item(caption=remarks.result_warning(kind, numbers, context.offers)) for kind, numbers in warned.items()]
@@ -114,11 +115,12 @@ def _result_items(
     results: Sequence[Mapping[str, Any]], reader: _FieldReader, max_tokens: int | None, *, with_pages: bool
 ) -> tuple[list[Item], list[dict[str, Any]], dict[str, list[int]]]:
     """Return for each result its item and its facts for a UI; and the numbers of results by warning type."""
-    first_with: dict[tuple[str, ...], int] = {}
-    items, state = [], []
+    first_with: dict[tuple[str, ...], int] = {}  # number of the first result with these warnings
+    items: list[Item] = []
+    state: list[dict[str, Any]] = []
     warned: dict[str, list[int]] = {}
     for number, result in enumerate(results, start=1):
-        facts = reader.facts(result, _RESULT_FACTS, are_shown=True)
+        facts = reader.facts(result, _RESULT_FACTS, are_shown=True)  # for the text
         ui_facts = {field: facts[field] for field in _STATE_FACTS if field in facts}
         title = str(facts.pop("title", ""))
         if favicon := _favicon(result):
@@ -127,8 +129,8 @@ def _result_items(
         if image and (is_inline(image) or reader.denied.has_link(image)):
             del facts["imageUrl"]
         warnings = reader.warnings(result)
-        if warnings and (same := first_with.setdefault(warnings, number)) != number:
-            warnings = (f"as for {same}",)  # an earlier result has the same warnings
+        if warnings and (first := first_with.setdefault(warnings, number)) != number:
+            warnings = (f"as for {first}",)
         lines = [
             f"{number}. {title or '(no title)'}",
             *(f"{_LABELS[field]}{fact}" for field, fact in facts.items()),
@@ -267,15 +269,15 @@ class _FieldReader:
         text = _text(item.get("content")) or _text(item.get("text"))
         title = _text(item.get("title"))
         if text and not text.isspace():
-            kind = barrier_type(title, text)
+            barrier = barrier_type(title, text)
         elif not with_text or any(map(item.get, _NON_TEXT_BODIES)):
-            kind = None
+            barrier = None
         else:
-            kind = title_type(title) or "empty"
-        found = dict.fromkeys(filter(None, (kind, *map(_warning_type, _warning_lines(item)))))
-        if kind in _WALLS:  # this is why anything else is missing, unless the server says that there is no page
-            return ("not_found",) if "not_found" in found else (kind,)
-        return tuple(other for other in found if kind is None or other not in _UNCERTAIN)
+            barrier = title_type(title) or "empty"
+        found = dict.fromkeys(filter(None, (barrier, *map(_warning_type, _warning_lines(item)))))  # each once, in order
+        if barrier in _WALLS:  # this is why anything else is missing, unless the server says that there is no page
+            return ("not_found",) if "not_found" in found else (barrier,)
+        return tuple(kind for kind in found if barrier is None or kind not in _UNCERTAIN)
 
     @staticmethod
     def target_status(item: Mapping[str, Any]) -> int | None:

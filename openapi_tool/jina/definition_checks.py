@@ -274,7 +274,7 @@ class _SampleCalls:
         unknown = [
             Problem(path, f"is no parameter of a {self.definition.operation.name} tool") for path in found.unknown
         ]
-        for problem in (*found.operator, *found.invalid, *unknown):
+        for problem in (*found.operator_problems, *found.invalid, *unknown):
             yield self._with_hint(replace(problem, path=self._path_in_file(problem.path)))
         yield from self._upstream_time(found.parameters)
         yield from self._set_values()
@@ -406,7 +406,7 @@ class _SampleCalls:
             if found or name == items:
                 return found
             call = item_arguments(self.definition, call, "a")
-        return examine_parameters(self.definition, call, suggest=False).model
+        return examine_parameters(self.definition, call, suggest=False).model_problems
 
     def _shown_and_fixed(self) -> Iterator[Problem]:
         """Check fixed values whose parameter a model is shown under another name."""

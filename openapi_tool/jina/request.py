@@ -68,7 +68,7 @@ def resolve_parameters(definition: ToolDefinition, arguments: Arguments) -> Reso
     resolver = examine_parameters(definition, arguments)
     for name in arguments.secrets:
         if problem := secret_problem(name):
-            resolver.operator.append(Problem(("options", "envs", name), problem))
+            resolver.operator_problems.append(Problem(("options", "envs", name), problem))
     return resolver.finish(arguments.secrets)
 
 
@@ -138,6 +138,7 @@ def under_url_policy(resolved: ResolvedParameters, definition: ToolDefinition, r
                 refusal.message = f"{given}: is no address. If it is a cursor, give it as {CURSOR}, without {given}."
             raise
         problem = Problem(resolved.main_parameter_option, f"is no address that may be read ({refusal.code})")
+    # Outside of the `except` block, so that the refusal, which quotes the address, is not its context.
     raise unusable(definition.tool_name, [str(problem)])
 
 
@@ -162,22 +163,22 @@ def with_max_tokens(resolved: ResolvedParameters, max_tokens: int) -> ResolvedPa
 
 
 class ParameterResolver:
-    """Parameters of one call, mistakes of `model` and `operator`, and options that are left out.
+    """Parameters of one call, the mistakes of model and operator in them, and options that are left out.
 
     The latter are those that the upstream does not know (`unknown`), and `invalid` ones that earlier versions sent.
     """
 
     def __init__(self, definition: ToolDefinition, *, suggest: bool = True) -> None:
-        self.model: list[Problem] = []
-        self.operator: list[Problem] = []
+        self.model_problems: list[Problem] = []
+        self.operator_problems: list[Problem] = []
         self.unknown: list[Path] = []
         self.invalid: list[Problem] = []
         self.parameters: dict[str, Any] = {}
         self._definition = definition
         self._suggest = suggest
         self._endpoint = endpoint_of(definition)
-        self._first_names: dict[str, str] = {}  # by parameter, as the model gave it
-        self._names: dict[str, str] = {}
+        self._first_names: dict[str, str] = {}  # of the model's arguments, by parameter: two must not set the same
+        self._names: dict[str, str] = {}  # of the argument whose value is sent, by parameter (ResolvedParameters.names)
         self._main_parameter_option: Path | None = None
         self._timeout_s: float | None = None
 
@@ -187,16 +188,16 @@ class ParameterResolver:
         if fold(name) in IGNORED_HEADERS:
             return
         if reason := REFUSED.get(fold(name)):
-            self.operator.append(Problem(path, f"is not a header that may be sent: {reason}"))
+            self.operator_problems.append(Problem(path, f"is not a header that may be sent: {reason}"))
         elif self._endpoint.find(name) is None:
-            self.operator.append(Problem(path, "is not a header that may be sent"))
+            self.operator_problems.append(Problem(path, "is not a header that may be sent"))
         else:
             self.take_option(name, value, path)
 
     def take_option(self, name: str, value: Any, path: Path) -> None:
         """Take a value set by the operator; record an unknown name, to be logged and not sent."""
         if reason := REFUSED.get(fold(name)):
-            self.operator.append(Problem(path, f"may not be sent to the upstream: {reason}"))
+            self.operator_problems.append(Problem(path, f"may not be sent to the upstream: {reason}"))
         elif parameter := self._endpoint.find(name):
             self._set(parameter, value, path, by_model=False)
         else:
@@ -218,12 +219,12 @@ class ParameterResolver:
 
     def finish(self, secrets: Mapping[str, SecretStr]) -> ResolvedParameters:
         """Add defaults. Raises the mistakes."""
-        if self.operator:
-            raise unusable(self._definition.tool_name, listed(list(map(str, self.operator))))
-        if self._endpoint.operation.main_parameter not in self.parameters and not self.model:
-            self.model.append(_missing_main_argument(self._definition.built_in))
-        if self.model:
-            problems = listed(list(map(str, self.model)))
+        if self.operator_problems:
+            raise unusable(self._definition.tool_name, listed(list(map(str, self.operator_problems))))
+        if self._endpoint.operation.main_parameter not in self.parameters and not self.model_problems:
+            self.model_problems.append(_missing_main_argument(self._definition.built_in))
+        if self.model_problems:
+            problems = listed(list(map(str, self.model_problems)))
             raise BadRequest(
                 "Correct these arguments and call again: " + "; ".join(problems), detail={"problems": problems}
             )
@@ -232,7 +233,7 @@ class ParameterResolver:
             values.setdefault(name, value)
         if "respondWith" not in values and not _NEEDS_WHOLE_PAGE.isdisjoint(values):
             values["respondWith"] = "markdown"
-        implied = self._endpoint.implied
+        implied = self._endpoint.implied  # what the upstream does also without the parameter
         parameters = {
             name: value for name, value in values.items() if name not in secrets and implied.get(name) != value
         }
@@ -253,13 +254,9 @@ class ParameterResolver:
         if value in (None, "") and name in self._definition.built_in.arguments.model_fields:
             return  # as if it were not given
         path = (name,)
-        problems = self.model
+        problems = self.model_problems
         parameter = self._endpoint.find(name)
-        if (
-            parameter is None
-            or not parameter.model
-            or (parameter.declared and not _declares(self._definition, parameter.name))
-        ):
+        if parameter is None or not self._may_be_set_by_model(parameter):
             is_listed = len(problems) < MAX_PROBLEMS  # else skip the search for similar names: 0.1 ms for each
             known = sorted(self._definition.model_arguments - {name}) if is_listed else ()
             problems.append(Problem(path, not_taken(name, known, suggest=self._suggest)))
@@ -270,6 +267,9 @@ class ParameterResolver:
             problems.append(Problem(path, f"sets the same parameter as {short(other)}; give only one of them"))
         else:
             self._set(parameter, value, path, by_model=True)
+
+    def _may_be_set_by_model(self, parameter: Parameter) -> bool:
+        return parameter.model and (not parameter.declared or _declares(self._definition, parameter.name))
 
     def _option_of(self, name: str) -> Path:
         """Return the path of an argument's option; for an item of a batch, that of the list."""
@@ -284,7 +284,7 @@ class ParameterResolver:
         if value is None:
             return
         if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            problems = self.model if by_model else self.operator
+            problems = self.model_problems if by_model else self.operator_problems
             problems.append(Problem(path, "must be a number of seconds above 0"))
         else:
             self._timeout_s = float(value)
@@ -298,13 +298,13 @@ class ParameterResolver:
         except ValueError as mistake:
             problem = Problem(path, f"{mistake}{one_of_several(value) if is_main else ''}")
             if by_model:
-                self.model.append(problem)
+                self.model_problems.append(problem)
             elif parameter.lenient:
                 self.invalid.append(problem)
             else:
-                self.operator.append(problem)
+                self.operator_problems.append(problem)
             return
-        if parameter.merge and by_model and parameter.name in self._names:
+        if parameter.merge and by_model and parameter.name in self._names:  # set by another argument of the model
             converted = parameter.merge(self.parameters[parameter.name], converted)
         if converted is None:  # not sent, such as a flag that is set to False
             self.parameters.pop(parameter.name, None)
@@ -361,7 +361,7 @@ def build_request(
     `offered` are the arguments that a remedy may name.
     """
     endpoint = endpoint_of(definition)
-    parameters = resolved.parameters  # its response is read by these, not by the text that they are appended to
+    parameters = resolved.parameters  # as the response is read by them; some are sent as part of the query or address
     if not endpoint.separators.keys().isdisjoint(parameters):
         resolved = replace(resolved, parameters=_with_appended(endpoint, parameters))
     get = _get(endpoint, definition.path, resolved) if definition.method == "GET" else None

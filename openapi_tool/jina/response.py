@@ -262,11 +262,15 @@ def response_task(body: bytes | bytearray, expected: Expected, received: Receive
 
 def run_response_task(task: Payload) -> bytes:
     """Run READ_RESPONSE: pack what `read_response` returns or raises."""
-    given, brought = cast("Any", task.value["expected"]), cast("Any", task.value["received"])
+    of_request, of_response = cast("Any", task.value["expected"]), cast("Any", task.value["received"])
     expected = Expected(
-        given["operation"], given["parameters"], given["names"], frozenset(given["offered"]), tuple(given["denied"])
+        operation=of_request["operation"],
+        parameters=of_request["parameters"],
+        names=of_request["names"],
+        offered=frozenset(of_request["offered"]),
+        denied=tuple(of_request["denied"]),
     )
-    received = Received(brought["http_status"], brought["retry_after"], frozenset(brought["secrets"]))
+    received = Received(of_response["http_status"], of_response["retry_after"], frozenset(of_response["secrets"]))
     masked = 0
 
     def count(_where: str, number: int) -> None:

@@ -42,16 +42,17 @@ class BodyDigest:
 class Delivery:
     """Delivery of a command by the bus.
 
-    `published_at` is the stream's timestamp (UTC), the same for every redelivery; `attempt` counts deliveries from 1.
-    An `exhausted` command, of which too many runs were lost, gets an error result without another run. Of a body larger
-    than MAX_BODY_BYTES, `data` is the first HEAD_BYTES, and `truncated_body` digests the whole.
+    `published_at` is the stream's timestamp (UTC), the same for every redelivery; `number` is 1 for the first delivery,
+    2 for the second, and so on. An `exhausted` command, of which too many runs were lost, gets an error result without
+    another run. Of a body larger than MAX_BODY_BYTES, `data` is the first HEAD_BYTES, and `truncated_body` digests the
+    whole.
     """
 
     subject: str
     headers: Mapping[str, str]
     data: bytes
     published_at: datetime
-    attempt: int
+    number: int
     stream_sequence: int
     exhausted: bool = False
     stream: str = ""

@@ -27,7 +27,7 @@ class ToolError(ExecutorError):
     - `timed_out`: more time might have helped.
     - `tokens`, `requests`: the cost upstream.
     - `http_status`: the HTTP status of the upstream's response; `upstream_status`: the five-digit one in its body.
-    - `key_variable`: the variable of a refused key.
+    - `key_variable`: the variable of a blocked key.
     - `is_concurrency`: a 429 says that too many requests are open, not that too many were sent.
     """
 

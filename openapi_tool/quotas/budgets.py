@@ -169,7 +169,7 @@ class Budgets:
     async def left(self, charged: AgentKey) -> list[dict[str, Any]]:
         """Return what is left of the budgets of an agent and its project, as all replicas know it; none of sessions.
 
-        Both are named as in the records of quotas (`Call.charged_agent`).
+        Both are named as in the records of quotas (`Call.quota_agent`).
         """
         spender = Spender(charged.project, charged.agent, "", "")
         scopes = [scope for scope in SCOPES if scope != "session"]

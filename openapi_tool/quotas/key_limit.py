@@ -351,9 +351,11 @@ class KeyLimit(SharedRecord):
         paid = max(least, attempt.need.tokens / limit)
         self._charges.append((attempt.project, max(least, min(tokens, limit) / limit) / paid - 1))
 
-    def record_upstream_refusal(self, error: ToolError, wanted: PermitRequest, key: SecretStr, sent_at: float) -> None:
-        """Pause the key after a 429, or count its refusal; other replicas get it by the next write."""
-        error.key_variable = self.variable
+    def record_upstream_refusal(self, error: ToolError, wanted: PermitRequest, key: SecretStr, sent_at: float) -> int:
+        """Pause the key after a 429, or count its refusal; other replicas get it by the next write.
+
+        Return the number of retries with other keys, see `Permit.failed`.
+        """
         if error.http_status == HTTPStatus.TOO_MANY_REQUESTS:
             pause_s = max(_PAUSE_S if error.retry_after is None else error.retry_after, _MIN_PAUSE_S)
             until = self.now() + min(pause_s, MAX_PAUSE_S)
@@ -367,12 +369,11 @@ class KeyLimit(SharedRecord):
         elif error.upstream_status is not None and error.upstream_status in STATES:
             self.keys.record_refusal(self.key_use, key, error.upstream_status, wanted.call)
         else:
-            return
+            return 0
         wanted.refused_by |= {self.variable}
         if any(limit.variable not in wanted.refused_by and not limit.paused_s for limit in self.group.usable()):
-            others = len(self.group.limits) - 1  # a retry with each: the next one may be refused, too
-            error.max_retries = max(others, error.max_retries)
-            error.retry_after = 0.0
+            return len(self.group.limits) - 1  # one with each: the next one may be refused, too
+        return 0
 
     def _log_pause(self, until: float) -> None:
         if until - self._own_pause_until < _POLL_S:
@@ -755,7 +756,7 @@ class KeyPermit(Permit):
     __slots__ = ("_attempt", "_ended", "_limit", "_trial", "_wanted", "sent_at")
 
     def __init__(self, limit: KeyLimit, attempt: Attempt | None, wanted: PermitRequest) -> None:
-        super().__init__(limit.keys.get(limit.variable) or wanted.key)
+        super().__init__(limit.variable, limit.keys.get(limit.variable) or wanted.key)
         self._limit = limit
         self._attempt = attempt
         self._wanted = wanted
@@ -775,16 +776,18 @@ class KeyPermit(Permit):
         self._end(Amount(1, tokens))
         self._limit.keys.record_success(self._limit.key_use, trial=self._trial)
 
-    def failed(self, error: ToolError) -> None:
+    def failed(self, error: ToolError) -> int:
         """Settle the request; a refusal pauses or blocks its key."""
         limit = self._limit
         # A limit is learned from accepted requests only.
         was_refused = error.http_status == HTTPStatus.TOO_MANY_REQUESTS and limit.rates.requests is None
         self._end(Amount(0 if was_refused else 1, error.tokens))
+        retries = 0
         if error.http_status in _KEY_STATUSES:
-            limit.record_upstream_refusal(error, self._wanted, self.key, self.sent_at)
+            retries = limit.record_upstream_refusal(error, self._wanted, self.key, self.sent_at)
         if self._trial and error.upstream_status not in STATES:
             limit.keys.end_trial(limit.key_use)
+        return retries
 
     def cancelled(self) -> None:
         """Settle the request."""

@@ -43,7 +43,7 @@ NO_SLOT = NoSlot()
 
 @dataclass(slots=True)
 class PermitRequest:
-    """A request to `endpoint`, the name of an operation.
+    """A request to `endpoint`, as metrics, log lines and the records of quotas call an operation.
 
     `agent`: whose turn it is to send. `slot` is given up while the request waits. `key` is the value of `variable`; a
     pool may send another one. `call` is the number of the call in this process. `refused_by` are the variables of the
@@ -63,12 +63,13 @@ class PermitRequest:
 class Permit:
     """Right to send one request with `key`, perhaps another than that of the request for it. This one is unlimited.
 
-    `is_sent`: the request got its connection, so the upstream may charge for it.
+    `variable` is that of the key. `is_sent`: the request got its connection, so the upstream may charge for it.
     """
 
-    __slots__ = ("__weakref__", "is_sent", "key")
+    __slots__ = ("__weakref__", "is_sent", "key", "variable")
 
-    def __init__(self, key: SecretStr) -> None:
+    def __init__(self, variable: str, key: SecretStr) -> None:
+        self.variable = variable
         self.key = key
         self.is_sent = False
 
@@ -79,12 +80,13 @@ class Permit:
     def done(self, tokens: int) -> None:
         """End the request; `tokens` is its cost."""
 
-    def failed(self, error: ToolError) -> None:
+    def failed(self, error: ToolError) -> int:
         """End the request with an error: a 429 pauses the key for all replicas, a refused key may be blocked.
 
-        If another key of the pool may serve the request, the error allows a retry at once: its `max_retries` and
-        `retry_after` are set.
+        Return how often the request may be sent again at once, with other keys of the pool; 0 without such a key.
         """
+        del error
+        return 0
 
     def cancelled(self) -> None:
         """End a request whose outcome is unknown."""
@@ -105,4 +107,4 @@ class Unlimited:
 
     async def acquire(self, wanted: PermitRequest) -> Permit:
         """Return a permit at once."""
-        return Permit(wanted.key)
+        return Permit(wanted.variable, wanted.key)

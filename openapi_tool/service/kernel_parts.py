@@ -123,7 +123,7 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, process_parts: P
     doorbells.changed = doorbells_changed
     doorbells.stream = lambda: consumer.durable.stream if consumer.durable is not None else ""
     monitor = DurableMonitor(client, bootstrap.durable, consumer, clock, health, stream_replicas)
-    await stack.enter_async_context(answering_stats(client, snapshots(bootstrap, consumer.work).now))
+    await stack.enter_async_context(answering_stats(client, snapshots(bootstrap, consumer.sequences).now))
     switches = SwitchMonitor(client, runner.set_switches)
     await until_available(switches.load, nats_unavailable)
     return Parts(consumer, kernel, monitor, storage, database, runner, switches)

@@ -170,7 +170,7 @@ def _cannot_listen(host: str, port: int, error: OSError) -> str:
 async def _background_tasks(parts: Parts, bootstrap: Bootstrap) -> None:
     """Run the background tasks, which end only by a defect."""
     async with asyncio.TaskGroup() as group:
-        group.create_task(parts.consumer.failed(), name="consumer")
+        group.create_task(parts.consumer.wait_for_failure(), name="consumer")
         group.create_task(parts.durable_monitor.run(), name="durable monitor")
         group.create_task(parts.storage.run(), name="storage")
         group.create_task(parts.switches.run(), name="switches")

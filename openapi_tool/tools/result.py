@@ -56,7 +56,10 @@ class ResultFields:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """Result of a call, and the whole text if the model is shown a part of it that it can continue."""
+    """Result of a call as `ToolRunner.run` returns it; its door stores both fields.
+
+    `full_text` is the whole text if the model is shown a part of it that it can continue.
+    """
 
     fields: ResultFields
     full_text: StoredText | None = None
@@ -90,13 +93,13 @@ def success(
             **({"repaired": list(repaired)} if repaired else {}),
         )
     )
-    content = storable_text(rendered.content)
+    result: object = storable_text(rendered.content)
     extras = _extras(attempts, session, budget)
-    for_telemetry = (tool, output.cached, rendered.truncated)
     if result_format == "object":
-        return ResultFields("success", {"content": content, **tool_output}, None, extras, *for_telemetry)
-    tool_output.update(extras)
-    return ResultFields("success", content, None, tool_output, *for_telemetry)
+        result, tool_output = {"content": result, **tool_output}, extras
+    else:
+        tool_output.update(extras)
+    return ResultFields("success", result, None, tool_output, tool, output.cached, rendered.truncated)
 
 
 def failure(

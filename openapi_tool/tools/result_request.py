@@ -69,8 +69,9 @@ def _search_arguments(definition: ToolDefinition, arguments: Arguments) -> dict[
 def _search_problems(given: Mapping[str, JsonValue], cursor: JsonValue) -> Iterator[Problem]:
     for name, text in given.items():
         if cursor is None:
-            needed = f"needs the {CURSOR} that it named; call without {name} first"
-            yield Problem((name,), f"searches an earlier truncated result, and {needed}")
+            remedy = f"call without {name} first"
+            problem = f"searches an earlier truncated result, and needs the {CURSOR} that it named; {remedy}"
+            yield Problem((name,), problem)
             return
         if not isinstance(text, str) or not text.strip() or len(text) > _MAX_CHARS[name]:
             yield Problem((name,), f"must be a text of 1 to {_MAX_CHARS[name]} characters")

@@ -10,9 +10,9 @@ from tests.chaos.fail_points import main
 _handle = CommandRunner._own_and_handle  # noqa: SLF001 - the defect
 
 
-async def _acknowledge_first(self: CommandRunner, work: Any) -> Any:
-    await work.message.ack_sync()
-    return await _handle(self, work)
+async def _acknowledge_first(self: CommandRunner, held: Any) -> Any:
+    await held.message.ack_sync()
+    return await _handle(self, held)
 
 
 if __name__ == "__main__":

@@ -615,7 +615,7 @@ def check_command(data: bytes) -> None:
     is_short = all(len(token.encode()) <= MAX_ID_BYTES for token in tokens[2:4])
     is_command = is_text and is_short and len(tokens) >= 8 and tokens[0] == "cg" and tokens[4:6] == ["cmd", "tool"]
     try:
-        command = V1R4.decode(Delivery(subject, headers, body, _PUBLISHED, attempt=1, stream_sequence=1))
+        command = V1R4.decode(Delivery(subject, headers, body, _PUBLISHED, number=1, stream_sequence=1))
     except Unanswerable as refusal:
         assert not is_command
         assert refusal.reason == "bad_subject"

@@ -334,15 +334,16 @@ def test_a_request_that_gets_no_permit_takes_nothing_of_the_budget() -> None:
 class _Recorded(Permit):
     __slots__ = ("ends",)
 
-    def __init__(self, key: SecretStr, ends: list[str]) -> None:
-        super().__init__(key)
+    def __init__(self, wanted: PermitRequest, ends: list[str]) -> None:
+        super().__init__(wanted.variable, wanted.key)
         self.ends = ends
 
     def done(self, tokens: int) -> None:
         self.ends.append(f"done for {tokens}")
 
-    def failed(self, error: ToolError) -> None:
+    def failed(self, error: ToolError) -> int:
         self.ends.append(f"failed with {error.http_status}")
+        return 0
 
     def cancelled(self) -> None:
         self.ends.append("cancelled")
@@ -353,7 +354,7 @@ class _RecordedPermits:
     ends: list[str] = field(default_factory=list)
 
     async def acquire(self, wanted: PermitRequest) -> Permit:
-        return _Recorded(wanted.key, self.ends)
+        return _Recorded(wanted, self.ends)
 
 
 @requirement("limits.window")

@@ -283,7 +283,7 @@ def test_a_background_task_that_ends_in_any_way_ends_the_process(
         scene = Scene()
         scene.consumer.start()
         with pytest.raises(BackgroundTaskEnded, match=name):
-            await scene.consumer.failed()
+            await scene.consumer.wait_for_failure()
 
     run(check())
 

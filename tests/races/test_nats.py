@@ -324,7 +324,7 @@ class Handle:
 
 
 def redelivered(sequence: int = 1) -> Delivery:
-    return replace(delivery(), attempt=2, stream_sequence=sequence)
+    return replace(delivery(), number=2, stream_sequence=sequence)
 
 
 def leases_on(buckets: FakeBus, clock: Callable[[], float] = time.time) -> Leases:
@@ -353,7 +353,7 @@ def test_a_run_that_is_handed_back_late_releases_no_lease_of_another_executor(ru
         other, stalled = leases_on(buckets), leases_on(buckets)
         assert isinstance(await other.take(redelivered()), Lease)
         await stalled.hand_back(delivery(), forgive=True)
-        assert not isinstance(await leases_on(buckets).take(replace(redelivered(), attempt=3)), Lease)
+        assert not isinstance(await leases_on(buckets).take(replace(redelivered(), number=3)), Lease)
 
     run(check())
 

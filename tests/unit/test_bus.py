@@ -156,7 +156,7 @@ FLOWS = st.tuples(st.sampled_from("abc"), st.sampled_from("xy"))
 
 def held(project: str, agent: str = "agent", size: int = 0, more: Mapping[str, str] | None = None) -> HeldCommand:
     subject, headers = f"cg.v1r4.{project}.public.cmd.tool.jina.search", {"CG-Agent-Id": agent, **(more or {})}
-    delivery = Delivery(subject, headers, b" " * size, datetime.now(UTC), attempt=1, stream_sequence=next(_SEQUENCES))
+    delivery = Delivery(subject, headers, b" " * size, datetime.now(UTC), number=1, stream_sequence=next(_SEQUENCES))
     message: Any = None
     return HeldCommand(message, delivery, 0.0, 0.0)
 

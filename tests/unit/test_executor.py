@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -22,11 +21,11 @@ from openapi_tool.engine.runner import ToolRunner
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.endpoints import ENDPOINTS, RESERVE_S
 from openapi_tool.kernel.pipeline import turn_deadline as turn
-from openapi_tool.kernel.pipeline.call_result import CallResult
 from openapi_tool.kernel.pipeline.commit import ResultCommitter
 from openapi_tool.kernel.pipeline.parked_results import MAX_BYTES, MAX_PROJECT_BYTES, ParkedResults
 from openapi_tool.kernel.pipeline.ports import Kernel
 from openapi_tool.kernel.pipeline.result_order import ResultOrder
+from openapi_tool.kernel.pipeline.result_to_commit import ResultToCommit
 from openapi_tool.nats_client.server_clock import ServerClock
 from openapi_tool.options.executor import ExecutorOptions
 from openapi_tool.options.tools import ToolOptions
@@ -272,7 +271,7 @@ async def test_parked_result_is_found_complete_and_then_deleted() -> None:
     parked = ParkedResults(store, KEY)
     text = stored_text([Item("the whole text")], [])
     artifact = artifact_card("tool.openapi", identity(), call_card(), text, 60)
-    await parked.park(identity(), CallResult(FIELDS, artifact))
+    await parked.park(identity(), ResultToCommit(FIELDS, artifact))
     found = await ParkedResults(store, KEY).find(identity())
     assert found is not None
     assert (found.fields, found.parked) == (FIELDS, True)
@@ -291,7 +290,7 @@ async def test_parked_result_is_found_complete_and_then_deleted() -> None:
 async def test_parked_result_is_not_found_by_another_project_agent_or_turn(other: dict[str, str]) -> None:
     store = FakeResultStore()
     parked = ParkedResults(store, KEY)
-    await parked.park(identity(), CallResult(FIELDS))
+    await parked.park(identity(), ResultToCommit(FIELDS))
     assert await parked.find(identity(**other)) is None
     mine, foreign = parked._name(identity()), parked._name(identity(**other))  # noqa: SLF001 - as another writer of the bucket could
     store.records[foreign] = store.records[mine]
@@ -302,7 +301,7 @@ async def test_parked_result_is_not_found_by_another_project_agent_or_turn(other
 async def test_parked_record_with_a_wrong_seal_is_ignored() -> None:
     store = FakeResultStore()
     parked = ParkedResults(store, KEY)
-    await parked.park(identity(), CallResult(FIELDS))
+    await parked.park(identity(), ResultToCommit(FIELDS))
     name, record = store.records.popitem()
     assert "what the model reads" not in name  # only ids of the call are in the name, as an HMAC
     for forged in (record.replace(b"model", b"forger"), record[:40], b"", bytes(32) + record[32:]):
@@ -315,12 +314,14 @@ async def test_parked_record_with_a_wrong_seal_is_ignored() -> None:
 @requirement("answer.parked")
 async def test_too_large_result_is_not_parked_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     store = FakeResultStore()
-    await ParkedResults(store, KEY).park(identity(), CallResult(ResultFields("success", "x" * MAX_BYTES, None, None)))
+    await ParkedResults(store, KEY).park(
+        identity(), ResultToCommit(ResultFields("success", "x" * MAX_BYTES, None, None))
+    )
     assert store.records == {}
     assert "too large to be parked" in caplog.text
 
 
-LARGE = CallResult(ResultFields("success", "x" * (MAX_BYTES - 1_000), None, None))
+LARGE = ResultToCommit(ResultFields("success", "x" * (MAX_BYTES - 1_000), None, None))
 
 
 @requirement("answer.parked", "hostile.neighbour")
@@ -328,7 +329,7 @@ async def test_parked_results_of_a_project_leave_space_for_others(caplog: pytest
     store = FakeResultStore()
     parked, large = (
         ParkedResults(store, KEY),
-        CallResult(ResultFields("success", "x" * (MAX_BYTES - 1_000), None, None)),
+        ResultToCommit(ResultFields("success", "x" * (MAX_BYTES - 1_000), None, None)),
     )
     calls = [identity(tool_call_id=f"tc_{number}") for number in range(MAX_PROJECT_BYTES // MAX_BYTES + 9)]
     stored = [await parked.park(call, large) for call in calls]
@@ -352,7 +353,7 @@ async def test_a_result_that_was_not_stored_takes_no_share_of_its_project() -> N
 @requirement("answer.parked")
 async def test_unavailable_result_store_does_not_fail_the_call(caplog: pytest.LogCaptureFixture) -> None:
     parked = ParkedResults(UnavailableResultStore(), KEY)
-    await parked.park(identity(), CallResult(FIELDS))
+    await parked.park(identity(), ResultToCommit(FIELDS))
     assert await parked.find(identity()) is None
     await parked.delete(identity())
     assert "cannot park" in caplog.text
@@ -423,19 +424,11 @@ class Scene:
             return now() < self.read_at
 
         result = self.order.begin(sent(), identity(tool_call_id=call, **ids), waiting or waiting_turn(), slot)
-        assert await self.order.write(result, FakeWrite(write, is_busy))
+        assert await self.order.write(result, write, is_busy)
         return slot
 
 
 IN_TURN = TurnCondition.others_older_than(0.06)
-
-
-@dataclass
-class FakeWrite:
-    """Rows to be written, by these functions."""
-
-    write: Callable[[TurnCondition | None], Coroutine[Any, Any, bool]]
-    is_busy: Callable[[float], Coroutine[Any, Any, bool]]
 
 
 def sent(after_ms: float = 0) -> Delivery:
@@ -560,7 +553,7 @@ def test_the_delay_until_the_turn_is_suspended_and_the_wait_for_a_dead_worker_la
         async def is_busy(_: float) -> bool:
             return True
 
-        assert await scene.order.write(result, FakeWrite(busy, is_busy))
+        assert await scene.order.write(result, busy, is_busy)
         assert round(asyncio.get_running_loop().time() * 1000) == 1_000
         assert result.waited_s == pytest.approx(1.0)
 
@@ -604,7 +597,7 @@ def test_results_are_written_one_by_one_also_after_a_stall_of_the_database() -> 
         ]
         rows = cast("Any", None)
         assert all(
-            await asyncio.gather(*(committer.store_or_park(wait, CallResult(FIELDS), rows, rows) for wait in waits))
+            await asyncio.gather(*(committer.store_or_park(wait, ResultToCommit(FIELDS), rows, rows) for wait in waits))
         )
         assert kernel.conditions == [IN_TURN] * 8
 
@@ -628,7 +621,7 @@ def test_a_commit_that_hangs_delays_the_other_results_of_its_turn_by_a_second() 
             return False
 
         first = scene.order.begin(sent(), identity(), waiting_turn(), FakeSlot())
-        hanging = asyncio.create_task(scene.order.write(first, FakeWrite(hang, is_free)))
+        hanging = asyncio.create_task(scene.order.write(first, hang, is_free))
         await asyncio.sleep(0.01)
         await asyncio.gather(*(scene.written_in_order(str(number)) for number in range(3)))
         assert [(condition, at) for _, condition, at in scene.written] == [(None, 1_010)] * 3
@@ -653,7 +646,7 @@ def test_a_result_whose_waits_are_over_is_written_at_once() -> None:
         async def is_busy(_: float) -> bool:
             return True
 
-        assert await scene.order.write(result, FakeWrite(write, is_busy))
+        assert await scene.order.write(result, write, is_busy)
         assert conditions == [None]
 
     run_virtually(check())

@@ -123,13 +123,12 @@ class Replicas:
         await self.settled()
         return permit.key.get_secret_value()
 
-    async def refused(self, limiter: Limiter, status: int, variable: str = "A", call: int | None = None) -> ToolError:
-        """Send a request whose key is refused."""
+    async def refused(self, limiter: Limiter, status: int, variable: str = "A", call: int | None = None) -> int:
+        """Send a request whose key is refused; return the number of retries with other keys."""
         permit = await self.permit(limiter, variable, call)
-        error = refusal(status)
-        permit.failed(error)
+        retries = permit.failed(refusal(status))
         await self.settled()
-        return error
+        return retries
 
     async def fails_as_blocked(self, limiter: Limiter, endpoint: str) -> None:
         with pytest.raises(ToolError) as refused:
@@ -263,9 +262,7 @@ async def test_a_refused_request_may_be_sent_with_each_key_of_its_pool() -> None
         wanted = PermitRequest("P", "search", AgentKey("p", "a"), Deadline.after(5), world.secrets("P"))
         for left in (2, 1, 0):
             permit = await limiter.acquire(wanted)
-            error = refusal(40102)
-            permit.failed(error)
-            assert error.max_retries >= 2 if left else error.max_retries == 0
+            assert permit.failed(refusal(40102)) == (2 if left else 0)
     finally:
         await limiter.aclose()
 
@@ -445,16 +442,14 @@ async def test_a_refused_or_paused_key_is_passed_over_and_its_request_repeated(s
         [limiter] = world.limiters
         for _ in range(4):
             permit = await world.permit(limiter, "P")
-            error = refusal(status)
             if permit.key.get_secret_value() == ENVIRONMENT["A"]:
-                permit.failed(error)
-                assert (error.max_retries >= 1, error.retry_after) == (True, 0.0)
+                assert permit.failed(refusal(status)) == 1
             else:
                 permit.done(1)
             await world.settled()
         assert [await world.done(limiter, "P") for _ in range(4)] == [ENVIRONMENT["B"]] * 4
         for _ in range(2 if status // 100 != 429 else 0):
-            assert (await world.refused(limiter, status, "P")).max_retries == 0
+            assert await world.refused(limiter, status, "P") == 0
         if status // 100 != 429:
             with pytest.raises(ToolError) as refused:
                 await world.permit(limiter, "P")

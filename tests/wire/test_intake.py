@@ -117,7 +117,7 @@ async def test_in_fetch_mode_none_no_request_is_open_and_nothing_is_delivered(wo
         harness.set_mode(FetchMode.UNLIMITED)
         info = await harness.info(lambda info: info.ack_floor.consumer_seq == 3)
         assert info.delivered.consumer_seq == 3
-        assert [delivery.attempt for delivery in harness.handled] == [1, 1, 1]
+        assert [delivery.number for delivery in harness.handled] == [1, 1, 1]
 
 
 @requirement("outage")
@@ -139,7 +139,7 @@ async def test_messages_in_transit_are_handed_back_at_once_and_need_no_lease(wor
         harness.release.set()
         harness.set_mode(FetchMode.UNLIMITED)
         await harness.info(lambda info: info.ack_floor.stream_seq == 6)
-        assert [delivery.attempt for delivery in harness.handled] == [1] * 6
+        assert [delivery.number for delivery in harness.handled] == [1] * 6
     with pytest.raises((NoKeysError, BucketNotFoundError)):
         await (await world_without_executor.caller.client.jetstream().key_value("openapi_tool_leases")).keys()
 
@@ -152,7 +152,7 @@ async def test_a_command_behind_the_backlog_of_another_project_runs_next(world_w
         await harness.info(lambda info: info.delivered.consumer_seq >= 700)
         await harness.publish(1, OTHERS)
         await harness.info(lambda info: info.delivered.stream_seq == 701)
-        await until(lambda: 701 in (work := harness.consumer.work())["waiting"] + work["running"])  # received
+        await until(lambda: 701 in (work := harness.consumer.sequences())["waiting"] + work["running"])  # received
         running_before = len(harness.handled)
         harness.release.set()
         info = await harness.info(lambda info: info.ack_floor.stream_seq == 701)
@@ -174,7 +174,7 @@ async def test_a_flood_beyond_max_ack_pending_does_not_stop_other_projects(world
         monitor = DurableMonitor(harness.client, few, harness.consumer, ServerClock(), Health())
         await monitor.check()
         await harness.info(lambda info: info.delivered.stream_seq == 305)
-        await until(lambda: len(harness.consumer.work()["waiting"]) + harness.consumer.running == 305)  # received
+        await until(lambda: len(harness.consumer.sequences()["waiting"]) + harness.consumer.running == 305)  # received
         running_before = len(harness.handled)
         harness.release.set()
         info = await harness.info(lambda info: info.ack_floor.stream_seq == 305)
@@ -200,7 +200,7 @@ async def test_commands_that_one_replica_hands_back_unrun_need_no_lease_at_anoth
         other.set_mode(FetchMode.UNLIMITED)
         await draining.aclose()
         await other.info(lambda info: info.ack_floor.stream_seq == 40)
-        assert (len(first.handled), [delivery.attempt for delivery in other.handled]) == (8, [1] * 32)  # of 40, 8 slots
+        assert (len(first.handled), [delivery.number for delivery in other.handled]) == (8, [1] * 32)  # of 40, 8 slots
     with pytest.raises((NoKeysError, BucketNotFoundError)):
         await (await world_without_executor.caller.client.jetstream().key_value("openapi_tool_leases")).keys()
 
@@ -223,7 +223,7 @@ async def test_a_command_that_was_run_needs_a_lease_whatever_a_notice_says(world
         await message.nak()
         async with running(world_without_executor, FetchMode.UNLIMITED) as other:
             await other.info(lambda _: len(other.handled) == 1)
-            assert other.handled[0].attempt == 2
+            assert other.handled[0].number == 2
 
 
 @requirement("intake")
@@ -356,7 +356,7 @@ async def test_a_call_whose_rows_are_refused_stops_no_other_call(world_without_e
         calls = [await world.place() for _ in range(10)]
         for call in calls:
             await world.caller.publish(call)
-            assert consumer._mode() is FetchMode.UNLIMITED  # noqa: SLF001 - not visible elsewhere
+            assert consumer._fetch_mode() is FetchMode.UNLIMITED  # noqa: SLF001 - not visible elsewhere
         outcomes = [await world.outcome(call) for call in calls]
     assert {outcome.content["status"] for outcome in outcomes} == {"success"}
     assert [letter["reason"] for letter in outcomes[-1].dead_letters] == ["defect"]
@@ -383,7 +383,7 @@ async def test_a_call_whose_commit_times_out_repeatedly_stops_no_other_call(worl
             call = await world.place()
             await world.caller.publish(call)
             assert (await world.caller.result(call, 3.0)).card["content"]["status"] == "success"
-            assert consumer._mode() is FetchMode.UNLIMITED  # noqa: SLF001 - not visible elsewhere
+            assert consumer._fetch_mode() is FetchMode.UNLIMITED  # noqa: SLF001 - not visible elsewhere
             await asyncio.sleep(0.2)
         await world.caller.database.execute("drop function public.slow() cascade")
         assert (await world.caller.result(slow, WITHIN_S)).card["content"]["status"] == "success"

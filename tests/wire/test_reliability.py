@@ -105,8 +105,8 @@ async def test_a_retry_after_the_deadline_is_not_waited_for(world: World) -> Non
 # Leases and lost runs.
 
 
-def delivery(number: int, attempt: int) -> Delivery:
-    return Delivery("cg.v1r4.p.c.cmd.tool.jina.search", {}, b"{}", datetime.now(UTC), attempt, number, stream="stream")
+def delivery(sequence: int, number: int) -> Delivery:
+    return Delivery("cg.v1r4.p.c.cmd.tool.jina.search", {}, b"{}", datetime.now(UTC), number, sequence, stream="stream")
 
 
 async def taken(leases: Leases, command: Delivery) -> Lease:

@@ -90,7 +90,7 @@ class Stored:
 
 
 def redelivered(sequence: int) -> Delivery:
-    return replace(delivery(), attempt=2, stream="stream", stream_sequence=sequence)
+    return replace(delivery(), number=2, stream="stream", stream_sequence=sequence)
 
 
 async def stored_on(client: BusClient, replicas: int = 1) -> Stored:

@@ -13,7 +13,7 @@ import nats.errors
 from openapi_tool.concurrency.cancellation import shielded
 from openapi_tool.kernel.jetstream.claimed_ids import ids_of
 from openapi_tool.kernel.jetstream.dead_letters import DeadLetters
-from openapi_tool.kernel.jetstream.held import Held
+from openapi_tool.kernel.jetstream.held import HeldCommand
 from openapi_tool.kernel.jetstream.leases import Lease, Leases, LeaseTaken
 from openapi_tool.options.executor import ExecutorOptions
 from openapi_tool.protocol.command import Delivery
@@ -52,73 +52,68 @@ class CommandRunner:
     as lost from its beginning until it is settled or handed back; so a killed process leaves it counted.
     """
 
-    def __init__(
-        self,
-        leases: Leases,
-        dead_letters: DeadLetters,
-        handle: Handler,
-        options: ExecutorOptions,
-    ) -> None:
+    def __init__(self, leases: Leases, dead_letters: DeadLetters, handle: Handler, options: ExecutorOptions) -> None:
         self._leases = leases
         self._dead_letters = dead_letters
         self._handle = handle
         self._max_lost_runs = options.max_lost_runs
         self._suspect_slots = asyncio.Semaphore(max(1, int(options.concurrency * _SUSPECTS_SHARE)))
 
-    async def run(self, work: Held) -> None:
+    async def run(self, held: HeldCommand) -> None:
         """Handle and settle a command; a cancellation does not interrupt a settlement that is decided."""
-        CALL_FIELDS.set(partial(ids_of, work.delivery))
+        CALL_FIELDS.set(partial(ids_of, held.delivery))
         try:
-            settlement = await self._own_and_handle(work)
-            await shielded(self._settle(work, settlement), _SETTLE_S)
+            settlement = await self._own_and_handle(held)
+            await shielded(self._settle(held, settlement), _SETTLE_S)
         except asyncio.CancelledError as cancelled:
-            if work.settling:
-                _log_unsettled(work, cancelled)
+            if held.settling:
+                _log_unsettled(held, cancelled)
             else:
-                await shielded(self._hand_back(work), _HAND_BACK_TIMEOUT_S)
+                await shielded(self._hand_back(held), _HAND_BACK_TIMEOUT_S)
             raise
         except (nats.errors.Error, OSError, Unavailable) as error:
-            _log_unsettled(work, error)
+            _log_unsettled(held, error)
 
-    async def _own_and_handle(self, work: Held) -> Settlement | _RunLater:
-        if work.never_run:
-            return await self._handle(work.delivery)
-        work.forgive_on_hand_back = False  # until `_begin` has counted this run
-        lease = await self._leases.take(work.delivery)
-        _log_redelivery(work.delivery, lease)
+    async def _own_and_handle(self, held: HeldCommand) -> Settlement | _RunLater:
+        if held.never_run:
+            return await self._handle(held.delivery)
+        held.forgive_on_hand_back = False  # until this run is counted: else an earlier lost run would be forgiven
+        lease = await self._leases.take(held.delivery)
+        _log_redelivery(held.delivery, lease)
         if isinstance(lease, LeaseTaken):
             return _RunLater(lease.retry_in_s)
         if lease.lost < _SUSPECT_RUNS:
-            return await self._begin_and_handle(work, lease)
+            return await self._begin_and_handle(held, lease)
         if self._suspect_slots.locked():
             await self._leases.release(lease)
             return _RunLater(_SUSPECT_RETRY_S)  # to wait here would block a slot
         async with self._suspect_slots:
-            return await self._begin_and_handle(work, lease)
+            return await self._begin_and_handle(held, lease)
 
-    async def _begin_and_handle(self, work: Held, lease: Lease) -> Settlement:
-        work.lease = lease
-        await shielded(self._begin(work, lease), _HAND_BACK_TIMEOUT_S)
-        work.delivery = replace(work.delivery, exhausted=lease.lost >= self._max_lost_runs)
-        return await self._handle(work.delivery)
+    async def _begin_and_handle(self, held: HeldCommand, lease: Lease) -> Settlement:
+        held.lease = lease
+        await shielded(self._count_run(held, lease), _HAND_BACK_TIMEOUT_S)
+        held.delivery = replace(held.delivery, exhausted=lease.lost >= self._max_lost_runs)
+        return await self._handle(held.delivery)
 
-    async def _begin(self, work: Held, lease: Lease) -> None:
+    async def _count_run(self, held: HeldCommand, lease: Lease) -> None:
+        """Count the run as lost until it ends. Shielded, so that it is known whether it is counted."""
         await self._leases.begin(lease)
-        work.forgive_on_hand_back = not work.overdue  # it may have been cancelled meanwhile
+        held.forgive_on_hand_back = not held.overdue  # an overdue call may have been cancelled meanwhile
 
-    async def _settle(self, work: Held, settlement: Settlement | _RunLater) -> None:
-        work.settling = True
-        message = work.message
+    async def _settle(self, held: HeldCommand, settlement: Settlement | _RunLater) -> None:
+        held.settling = True
+        message = held.message
         match settlement:
             case Acknowledge():
                 await message.ack()  # if the ack is lost, the redelivered command finds its stored result
             case HandBack(delay_s, defect, reason):
                 log.info(
-                    "handed a command back: %s", reason, extra={"action": "command.requeued"} | ids_of(work.delivery)
+                    "handed a command back: %s", reason, extra={"action": "command.requeued"} | ids_of(held.delivery)
                 )
-                await self._leases.hand_back(work.delivery, forgive=work.forgive_on_hand_back and not defect)
+                await self._leases.hand_back(held.delivery, forgive=held.forgive_on_hand_back and not defect)
                 await message.nak(delay=delay_s)
-            case _RunLater(retry_in_s) if not work.stale:
+            case _RunLater(retry_in_s) if not held.stale:
                 await message.nak(delay=retry_in_s)
             case _RunLater():
                 # Stale: while this process was stopped the server redelivered the command, to the executor that holds
@@ -126,30 +121,30 @@ class CommandRunner:
                 # its delivery (ADR 4).
                 pass
             case StoreDeadLetter(reason, text, terminate):
-                await self._dead_letters.record(work.delivery, reason, text)
+                await self._dead_letters.record(held.delivery, reason, text)
                 if terminate:
                     await message.term()
                 else:
                     await message.ack_sync(timeout=_ACK_TIMEOUT_S)
-        if work.lease is not None and isinstance(settlement, (Acknowledge, StoreDeadLetter)):
-            await self._leases.settle(work.lease)
+        if held.lease is not None and isinstance(settlement, (Acknowledge, StoreDeadLetter)):
+            await self._leases.settle(held.lease)
 
-    async def _hand_back(self, work: Held) -> None:
+    async def _hand_back(self, held: HeldCommand) -> None:
         try:
             async with asyncio.timeout(_HAND_BACK_TIMEOUT_S):
-                await self._leases.hand_back(work.delivery, forgive=work.forgive_on_hand_back)
-                if not work.message.is_acked:
-                    await work.message.nak()
-            log.info("handed a command back", extra={"action": "call.handed_back"} | ids_of(work.delivery))
+                await self._leases.hand_back(held.delivery, forgive=held.forgive_on_hand_back)
+                if not held.message.is_acked:
+                    await held.message.nak()
+            log.info("handed a command back", extra={"action": "call.handed_back"} | ids_of(held.delivery))
         except (nats.errors.Error, OSError, Unavailable, TimeoutError) as error:
-            _log_unsettled(work, error, "cannot hand a command back; the server redelivers it after AckWait")
+            _log_unsettled(held, error, "cannot hand a command back; the server redelivers it after AckWait")
 
 
 def _log_unsettled(
-    work: Held, error: BaseException, message: str = "cannot settle a command; the server redelivers it"
+    held: HeldCommand, error: BaseException, message: str = "cannot settle a command; the server redelivers it"
 ) -> None:
     why = f"{type(error).__name__}: {error}"
-    log.warning(message, extra={"action": "call.unsettled", "error": why} | ids_of(work.delivery))
+    log.warning(message, extra={"action": "call.unsettled", "error": why} | ids_of(held.delivery))
 
 
 def _log_redelivery(delivery: Delivery, lease: Lease | LeaseTaken) -> None:
@@ -158,7 +153,7 @@ def _log_redelivery(delivery: Delivery, lease: Lease | LeaseTaken) -> None:
         "command redelivered",
         extra={
             "action": "call.redelivered",
-            "attempt": delivery.attempt,
+            "attempt": delivery.number,
             "lost": lease.lost if isinstance(lease, Lease) else None,
             "retry_in_s": round(lease.retry_in_s, 3) if isinstance(lease, LeaseTaken) else None,
         }

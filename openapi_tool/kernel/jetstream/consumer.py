@@ -8,7 +8,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
 
 import nats.errors
 from nats.aio.msg import Msg
@@ -20,7 +19,7 @@ from openapi_tool.kernel.jetstream.deliveries import ForeignMessage
 from openapi_tool.kernel.jetstream.durable import observe
 from openapi_tool.kernel.jetstream.fetch_mode import FetchMode
 from openapi_tool.kernel.jetstream.heartbeats import Heartbeats
-from openapi_tool.kernel.jetstream.held import Held
+from openapi_tool.kernel.jetstream.held import HeldCommand
 from openapi_tool.kernel.jetstream.intake import Intake
 from openapi_tool.kernel.jetstream.leases import Leases
 from openapi_tool.kernel.jetstream.pull_consumer import ConsumerGone, LookAhead, PullConsumer
@@ -36,8 +35,8 @@ from openapi_tool.telemetry import metrics
 log = logging.getLogger(__name__)
 
 _RETRY_S = 1.0  # between attempts to look up or create the durable
-_STALL_SHARE = 1 / 3  # of AckWait: after a longer stall, held messages may have been redelivered elsewhere
-_DOUBT_S = 1.0  # a message received in this time after a stall may have been sent during the stall
+_STALL_SHARE = 1 / 3  # of AckWait: after a longer stall, held commands may have been redelivered elsewhere
+_AFTER_STALL_S = 1.0  # a message that is received within this time may have been sent during the stall
 _HAND_BACK_TIMEOUT_S = 5.0  # on shutdown; the remaining commands are redelivered after AckWait
 
 
@@ -48,7 +47,7 @@ class BackgroundTaskEnded(Exception):
 class CommandConsumer:
     """Fetches commands, holds them until a slot is free, and sends heartbeats until they are settled.
 
-    `mode` limits fetching. `clock` is set to the server's time.
+    `fetch_mode` limits fetching. `clock` is set to the server's time.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class CommandConsumer:
         options: ConsumerOptions,
         dead_letters: DeadLetters,
         handle: Handler,
-        mode: Callable[[], FetchMode] = lambda: FetchMode.UNLIMITED,
+        fetch_mode: Callable[[], FetchMode] = lambda: FetchMode.UNLIMITED,
         clock: ServerClock | None = None,
         slots: Slots | None = None,
     ) -> None:
@@ -66,17 +65,17 @@ class CommandConsumer:
         self._options = options
         self._concurrency = options.executor.concurrency
         self._dead_letters = dead_letters
-        self._mode = mode
+        self._fetch_mode = fetch_mode
         self._clock = clock
         self.leases = Leases(client, options.durable.nats.ack_wait_s, options.replicas, clock.time)
         self._command_runner = CommandRunner(self.leases, dead_letters, handle, options.executor)
         self._heartbeats = Heartbeats(self.leases, options.durable.nats.ack_wait_s)
         self._intake = Intake(options.executor, new_scheduler(options.fairness), client.publish)
-        self._stale_until = 0.0
+        self._doubt_until = 0.0  # until then a received message is held as stale
         self._draining = False
         self._slots = slots or Slots(self._concurrency)
         self._slots.wake = self.wake
-        self._running: dict[asyncio.Task[None], Held] = {}
+        self._running: dict[asyncio.Task[None], HeldCommand] = {}
         self._pull: PullConsumer | None = None
         self._look_ahead: LookAhead | None = None
         self.durable: Durable | None = None
@@ -88,15 +87,15 @@ class CommandConsumer:
         """Number of running calls."""
         return len(self._running)
 
-    def work(self) -> dict[str, Any]:
-        """Return the commands that run here and those that wait for a slot, by stream sequence."""
-        running = {work.delivery.stream_sequence for work in self._running.values()}
-        waiting = [sequence for sequence in self._intake.held if sequence not in running]
+    def sequences(self) -> dict[str, list[int]]:
+        """Return the stream sequences of the commands that run here (`running`), and of those that wait (`waiting`)."""
+        running = {held.delivery.stream_sequence for held in self._running.values()}
+        waiting = [sequence for sequence in self._intake.commands if sequence not in running]
         return {"running": sorted(running), "waiting": waiting}
 
     @property
     def _free(self) -> int:
-        """Number of free slots; negative if paused calls resumed while all slots were in use."""
+        """Number of free slots; negative once calls that had given up their slots took them again, free or not."""
         return self._concurrency - len(self._running) + self._slots.without_slot
 
     @property
@@ -107,7 +106,7 @@ class CommandConsumer:
     def stalled(self, seconds: float) -> None:
         """Handle a stall of the event loop: held commands may have been redelivered elsewhere."""
         if seconds > self._heartbeats.ack_wait_s * _STALL_SHARE:
-            self._stale_until = time.monotonic() + _DOUBT_S
+            self._doubt_until = time.monotonic() + _AFTER_STALL_S
             self._intake.mark_stale()
 
     def start(self) -> None:
@@ -115,7 +114,7 @@ class CommandConsumer:
         intake = self._intake
         metrics.SLOTS.set_function(lambda: self._concurrency)
         metrics.RUNNING.set_function(lambda: self.running)
-        metrics.HELD.set_function(lambda: len(intake.held))
+        metrics.HELD.set_function(lambda: len(intake.commands))
         metrics.WAITING.set_function(lambda: intake.waiting)
         metrics.OLDEST_HELD.set_function(lambda: intake.oldest_s(self._clock.time()))
         self._background_tasks = [
@@ -124,8 +123,8 @@ class CommandConsumer:
             asyncio.create_task(self._send_heartbeats(), name="heartbeat"),
         ]
 
-    async def failed(self) -> None:
-        """Wait until a background task ends. Raises BackgroundTaskEnded with the cause."""
+    async def wait_for_failure(self) -> None:
+        """Wait until a background task ends, which none should. Raises BackgroundTaskEnded with the cause."""
         await asyncio.wait(self._background_tasks, return_when=asyncio.FIRST_COMPLETED)
         _raise_if_ended(self._background_tasks)
 
@@ -137,11 +136,11 @@ class CommandConsumer:
         are handed back at once. If the heartbeat task fails, the grace period ends early, as the server would redeliver
         running calls, and BackgroundTaskEnded is raised at the end.
         """
-        pulling, returning, heartbeat = self._background_tasks
+        pulling, handing_back, heartbeat = self._background_tasks  # in the order of `start`
         give_up_at = time.monotonic() + grace_s
         self._draining = True
         await _cancel(pulling)
-        await _cancel(returning)  # this task would take from the same queue as `flush` below
+        await _cancel(handing_back)  # it would take from the same queue as `flush` below
         self._intake.hand_back_waiting()
         with suppress(TimeoutError):
             async with asyncio.timeout(hand_back_s):
@@ -152,15 +151,15 @@ class CommandConsumer:
         await self._wait_for_calls(heartbeat, give_up_at - time.monotonic())
         handed_back, oldest_s = self.running, self._oldest_running_s()
         await self._cancel_all(hand_back_s)
-        failed = [heartbeat] if heartbeat.done() else []
+        ended_early = [heartbeat] if heartbeat.done() else []
         await _cancel(heartbeat)
         log.info("drained", extra={"action": "drain.finished", "handed_back": handed_back, "oldest_s": oldest_s})
-        _raise_if_ended(failed)
+        _raise_if_ended(ended_early)
 
     def _hand_back_unsent(self) -> None:
         unsent = self._slots.unsent()
-        for task, work in self._running.items():
-            if work.delivery.stream_sequence in unsent:
+        for task, held in self._running.items():
+            if held.delivery.stream_sequence in unsent:
                 task.cancel()  # `CommandRunner.run` then hands the command back
 
     async def _wait_for_calls(self, heartbeat: asyncio.Task[None], grace_s: float) -> None:
@@ -176,15 +175,15 @@ class CommandConsumer:
             task.cancel()
         if self._running:
             await asyncio.wait(self._running, timeout=within_s)
-        for work in self._running.values():
+        for held in self._running.values():
             log.error(
                 "a cancelled call does not end; the server redelivers its command after AckWait",
-                extra={"action": "call.stuck"} | ids_of(work.delivery),
+                extra={"action": "call.stuck"} | ids_of(held.delivery),
             )
 
     def _oldest_running_s(self) -> float:
         now = time.monotonic()
-        return round(max((now - work.started_at for work in self._running.values()), default=0.0), 3)
+        return round(max((now - held.started_at for held in self._running.values()), default=0.0), 3)
 
     async def _keep_pulling(self) -> None:
         while True:
@@ -247,13 +246,13 @@ class CommandConsumer:
 
     def _wanted(self) -> int:
         """Return the number of commands to fetch for free slots."""
-        mode = self._mode()
+        mode = self._fetch_mode()
         if mode is FetchMode.UNLIMITED:
             return max(0, self._free - self._intake.waiting)
-        return int(mode is FetchMode.PROBE and self._may_probe)
+        return 1 if mode is FetchMode.PROBE and self._may_probe else 0
 
     def _look_ahead_batch(self) -> int:
-        return self._intake.look_ahead if self._busy and self._mode() is FetchMode.UNLIMITED else 0
+        return self._intake.look_ahead if self._busy and self._fetch_mode() is FetchMode.UNLIMITED else 0
 
     @property
     def _busy(self) -> bool:
@@ -261,71 +260,76 @@ class CommandConsumer:
 
     @property
     def _may_run(self) -> bool:
-        """A slot is free, or one project holds more than its 7/8: others may then run as many calls beyond the limit.
+        """A command may run: a slot is free, or a project holds more slots than one project may keep (7/8, `Slots`).
 
-        ADR 6 has the reason.
+        As many calls of other projects as it holds slots beyond that may run without one (ADR 6).
         """
         return self._free + self._slots.excess > 0
 
     @property
     def _may_probe(self) -> bool:
         """A command may run as a test of the database: one at a time."""
-        return self._free > 0 and not any(work.probe for work in self._running.values())
+        return self._free > 0 and not any(held.probe for held in self._running.values())
 
     def _receive(self, message: Msg) -> bool:
         """Hold a message until a slot is free. Return False if JetStream did not send it."""
         try:
-            work = self._intake.take(message, stale=time.monotonic() < self._stale_until)
+            held = self._intake.take(message, stale=time.monotonic() < self._doubt_until)
         except ForeignMessage:
             log.warning("ignored a message that JetStream did not send", extra={"action": "pull.foreign"})
             return False
-        if work is None:
+        if held is None:
             return True
-        mode = self._mode()
+        mode = self._fetch_mode()
         if self._draining or mode is FetchMode.NONE:
-            self._intake.hand_back(work)  # it was sent before fetching stopped
+            self._intake.hand_back(held)  # it was sent before fetching stopped
         elif mode is FetchMode.UNLIMITED:
-            self._intake.wait(work)
+            self._intake.enqueue(held)
             self._run_next()
         elif self._may_probe:
-            work.probe = True
-            self._run(work)
+            held.probe = True
+            self._run(held)
         else:
-            self._intake.hand_back(work)
+            self._intake.hand_back(held)
         return True
 
     def _receive_or_refuse(self, message: Msg) -> None:
-        """Hand a surplus message back at once, or hold it. After a stall hold it: it may already run elsewhere."""
-        with suppress(ForeignMessage):  # `_receive` logs it
-            if time.monotonic() >= self._stale_until and self._intake.refuse(message):
-                return
+        """Receive a message of the look-ahead: hand it back at once if too many wait, else hold it.
+
+        Right after a stall it is held in any case. It may run elsewhere, and the notice of a refused message would say
+        that it never ran.
+        """
+        if time.monotonic() >= self._doubt_until:
+            with suppress(ForeignMessage):  # `_receive` logs it
+                if self._intake.refuse(message):
+                    return
         self._receive(message)
 
     def _run_next(self) -> None:
-        if self._mode() is not FetchMode.UNLIMITED:
+        if self._fetch_mode() is not FetchMode.UNLIMITED:
             self._intake.hand_back_waiting()
-        while self._may_run and not self._draining and (work := self._intake.next(self._slots.may_begin)):
-            self._run(work)
+        while self._may_run and not self._draining and (held := self._intake.next(self._slots.may_begin)):
+            self._run(held)
         if self._look_ahead is not None and self._busy:
             self._look_ahead.wake()
 
-    def _run(self, work: Held) -> None:
-        work.started_at = time.monotonic()
-        self._slots.begin(work.delivery.stream_sequence, work.claimed_agent.project)
-        task = asyncio.create_task(self._command_runner.run(work))
-        self._running[task] = work
+    def _run(self, held: HeldCommand) -> None:
+        held.started_at = time.monotonic()
+        self._slots.begin(held.delivery.stream_sequence, held.claimed_agent.project)
+        task = asyncio.create_task(self._command_runner.run(held))
+        self._running[task] = held
         task.add_done_callback(self._finished)
 
     def _finished(self, task: asyncio.Task[None]) -> None:
-        work = self._running.pop(task)
-        requests = self._slots.ended(work.delivery.stream_sequence)
-        self._intake.finished(work, time.monotonic() - work.started_at, requests)
+        held = self._running.pop(task)
+        requests = self._slots.ended(held.delivery.stream_sequence)
+        self._intake.finished(held, time.monotonic() - held.started_at, requests)
         self.wake()
         if not task.cancelled() and (defect := task.exception()):
             log.error(
                 "an internal error prevented settling a command; the server redelivers it",
                 exc_info=defect,
-                extra={"action": "call.broken"} | ids_of(work.delivery),
+                extra={"action": "call.broken"} | ids_of(held.delivery),
             )
 
     async def _send_heartbeats(self) -> None:
@@ -334,17 +338,18 @@ class CommandConsumer:
             if not self._client.is_connected:
                 self._intake.mark_stale()  # heartbeats do not arrive, so the server may redeliver waiting commands
             self._cancel_overdue()
-            await self._heartbeats.send(list(self._intake.held.values()))
+            await self._heartbeats.send(list(self._intake.commands.values()))
 
     def _cancel_overdue(self) -> None:
         """Cancel calls that run longer than all time limits, which is a defect; a run that began counts as lost."""
-        for task, work in self._running.items():
-            if not work.overdue and time.monotonic() - work.started_at > self._options.max_run_s:
+        for task, held in self._running.items():
+            if not held.overdue and time.monotonic() - held.started_at > self._options.max_run_s:
                 log.error(
                     "a call exceeded every time limit and is cancelled",
-                    extra={"action": "call.overdue"} | ids_of(work.delivery),
+                    extra={"action": "call.overdue"} | ids_of(held.delivery),
                 )
-                work.overdue, work.forgive_on_hand_back = True, False
+                held.overdue = True
+                held.forgive_on_hand_back = False
                 task.cancel()
 
 

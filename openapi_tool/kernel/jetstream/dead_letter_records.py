@@ -111,7 +111,7 @@ def unmasked_letter(delivery: Delivery, reason: str, message: str) -> DeadLetter
         published_at=delivery.published_at.isoformat(),
         stream=delivery.stream,
         stream_sequence=delivery.stream_sequence,
-        attempt=delivery.attempt,
+        attempt=delivery.number,
     )
 
 

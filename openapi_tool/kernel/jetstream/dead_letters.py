@@ -71,7 +71,7 @@ class DeadLetters:
                 await self._publish(token, letter)
             except (nats.errors.Error, OSError) as error:
                 cause = _cause(error)
-                if cause == "unavailable" and delivery.attempt < _DISCARD_FROM_DELIVERY:
+                if cause == "unavailable" and delivery.number < _DISCARD_FROM_DELIVERY:
                     raise
                 metrics.DEAD_LETTERS_DISCARDED.labels(cause).inc()
                 log.error(  # noqa: TRY400 - refused by the server, not a defect
@@ -120,6 +120,7 @@ class DeadLetters:
         self._adapt_to(info.config)
 
     def _adapt_to(self, config: StreamConfig) -> None:
+        """Use the subjects that the stream stores, and warn of limits that it lacks."""
         self._subject_per_project = SUBJECT_FILTER in (config.subjects or [])
         if missing := dict(_missing_limits(config)):
             log.warning(

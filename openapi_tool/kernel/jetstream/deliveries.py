@@ -45,7 +45,7 @@ def delivery_of(message: Msg) -> Delivery:
     message.data, message.headers = b"", None
     place = metadata.stream, metadata.sequence.stream
     return stored_delivery(
-        place, message.subject, headers or {}, data, metadata.timestamp, attempt=metadata.num_delivered
+        place, message.subject, headers or {}, data, metadata.timestamp, number=metadata.num_delivered
     )
 
 
@@ -56,7 +56,7 @@ def stored_delivery(
     data: bytes,
     published_at: datetime,
     *,
-    attempt: int = 1,
+    number: int = 1,
 ) -> Delivery:
     """Return a delivery of a stored message; `place` is its stream and sequence."""
     stream, sequence = place
@@ -66,7 +66,7 @@ def stored_delivery(
         headers=headers,
         data=data[:HEAD_BYTES] if too_large else data,
         published_at=published_at,
-        attempt=attempt,
+        number=number,
         stream_sequence=sequence,
         stream=stream,
         truncated_body=BodyDigest.of(data) if too_large else None,

@@ -18,7 +18,7 @@ from nats.aio.msg import Msg
 from pydantic import Field, TypeAdapter, ValidationError
 
 from openapi_tool.kernel.jetstream.claimed_ids import ids_of
-from openapi_tool.kernel.jetstream.held import Held
+from openapi_tool.kernel.jetstream.held import HeldCommand
 from openapi_tool.kernel.jetstream.pull_consumer import unsubscribe
 from openapi_tool.nats_client.client import BusClient
 
@@ -51,45 +51,46 @@ def notice_subject(stream: str, durable: str) -> str:
 class HandBackQueue:
     """Hands messages back, and calls `release` for each that was held."""
 
-    def __init__(self, publish: Publish, release: Callable[[Held], None]) -> None:
+    def __init__(self, publish: Publish, release: Callable[[HeldCommand], None]) -> None:
         self._publish = publish
         self._release = release
-        self._queue: deque[tuple[Msg, Held | None, float, bool]] = deque()
+        self._queue: deque[tuple[Msg, HeldCommand | None, float, bool]] = deque()
         self._wake = asyncio.Event()
-        self._unrun_deliveries: OrderedDict[int, int] = OrderedDict()  # delivery count by stream sequence
+        self._unrun_deliveries: OrderedDict[int, int] = OrderedDict()  # number of the last one by stream sequence
         self._subject: str | None = None
 
-    def add(self, message: Msg, work: Held | None, delay_s: float = 0.0) -> None:
-        """Hand back a message unrun, for redelivery after `delay_s` seconds; `work` is its held command."""
-        never_run = work.never_run if work else self.never_run(message.metadata)
-        self._queue.append((message, work, delay_s, never_run))
+    def add(self, message: Msg, held: HeldCommand | None, delay_s: float = 0.0) -> None:
+        """Hand back a message unrun, for redelivery after `delay_s` seconds; `held` is its held command."""
+        never_run = held.never_run if held else self.take_never_run(message.metadata)
+        self._queue.append((message, held, delay_s, never_run))
         self._wake.set()
         if not delay_s:
             log.info(
                 "handed a waiting command back",
-                extra={"action": "call.handed_back"} | ids_of(work.delivery if work else message),
+                extra={"action": "call.handed_back"} | ids_of(held.delivery if held else message),
             )
         elif log.isEnabledFor(logging.DEBUG):  # may be thousands of lines; `intake.full` is logged once a minute
             log.debug(
                 "handed a surplus command back",
-                extra={"action": "call.handed_back"} | ids_of(work.delivery if work else message),
+                extra={"action": "call.handed_back"} | ids_of(held.delivery if held else message),
             )
         if never_run:
             self._remember(*_delivery(message))
 
-    def _remember(self, sequence: int, attempt: int) -> None:
-        self._unrun_deliveries[sequence] = max(attempt, self._unrun_deliveries.get(sequence, 0))
+    def _remember(self, sequence: int, number: int) -> None:
+        self._unrun_deliveries[sequence] = max(number, self._unrun_deliveries.get(sequence, 0))
         if len(self._unrun_deliveries) > _MAX_REMEMBERED:
             self._unrun_deliveries.popitem(last=False)
 
-    def never_run(self, metadata: Msg.Metadata) -> bool:
+    def take_never_run(self, metadata: Msg.Metadata) -> bool:
         """Return whether no earlier delivery of a command was run, so that it needs no lease (ADR 4).
 
-        Also False if another replica's notice of it has not arrived. Removes the entry: the command may run now.
+        Also False if another replica's notice of it has not arrived. Forgets the command, which may run now.
         """
-        attempt = metadata.num_delivered
-        # The delivery before this one was handed back, and by induction all earlier ones.
-        return attempt == 1 or self._unrun_deliveries.pop(metadata.sequence.stream, 0) + 1 == attempt
+        number = metadata.num_delivered
+        # If the delivery before this one is remembered, it was handed back unrun, and so were all before it: it was
+        # remembered only if that was known of it, here or by the replica that sent the notice.
+        return number == 1 or self._unrun_deliveries.pop(metadata.sequence.stream, 0) + 1 == number
 
     async def follow(self, client: BusClient, stream: str, durable: str) -> None:
         """Exchange notices with the other replicas of a durable until cancelled."""
@@ -104,8 +105,8 @@ class HandBackQueue:
     async def _on_notice(self, message: Msg) -> None:
         with suppress(ValidationError):
             data = message.data if len(message.data) <= _MAX_NOTICE_BYTES else b""
-            for sequence, attempt in _NOTICE.validate_json(data, strict=True):
-                self._remember(sequence, attempt)
+            for sequence, number in _NOTICE.validate_json(data, strict=True):
+                self._remember(sequence, number)
 
     async def run(self) -> None:
         """Hand back added messages until cancelled."""
@@ -117,18 +118,18 @@ class HandBackQueue:
     async def flush(self) -> None:
         """Hand back everything that was added."""
         while self._queue:
-            message, work, *_ = self._queue[0]  # for the log, if the notice fails
+            message, held, *_ = self._queue[0]  # for the log, if the notice fails
             try:
                 async with asyncio.timeout(_BATCH_TIMEOUT_S):
                     await self._notify()  # before the server redelivers them
                     for _ in range(min(_BATCH, len(self._queue))):
-                        message, work, delay_s, _ = self._queue.popleft()
-                        await self._hand_back(message, work, delay_s)
+                        message, held, delay_s, _ = self._queue.popleft()
+                        await self._hand_back(message, held, delay_s)
             except (nats.errors.Error, OSError, TimeoutError) as error:
                 why = f"{type(error).__name__}: {error}"
                 log.warning(
                     "cannot hand a command back; the server redelivers it after AckWait",
-                    extra={"action": "call.unsettled", "error": why} | ids_of(work.delivery if work else message),
+                    extra={"action": "call.unsettled", "error": why} | ids_of(held.delivery if held else message),
                 )
             await asyncio.sleep(0)
 
@@ -137,12 +138,12 @@ class HandBackQueue:
         if unrun and self._subject:
             await self._publish(self._subject, orjson.dumps(unrun))
 
-    async def _hand_back(self, message: Msg, work: Held | None, delay_s: float) -> None:
+    async def _hand_back(self, message: Msg, held: HeldCommand | None, delay_s: float) -> None:
         try:
             await self._publish(message.reply, b'-NAK {"delay":%d}' % (delay_s * _NANOSECONDS) if delay_s else b"-NAK")
         finally:
-            if work is not None:
-                self._release(work)
+            if held is not None:
+                self._release(held)
 
 
 def _delivery(message: Msg) -> tuple[int, int]:
@@ -170,7 +171,8 @@ class HandBackDelays:
 
     def next(self, project: str, ahead: int) -> float:
         """Return the redelivery delay in seconds of the next command of a project, with `ahead` before it."""
-        now, each_s = self._clock(), self._mean_s.get(project, _ASSUMED_CALL_S) / self._slots
+        now = self._clock()
+        each_s = self._mean_s.get(project, _ASSUMED_CALL_S) / self._slots  # between two calls that begin
         at = max(self._next_at.get(project, 0.0), now + ahead * each_s) + each_s
         self._next_at[project] = min(at, now + _MAX_DELAY_S)
         if len(self._next_at) > _MAX_REMEMBERED:

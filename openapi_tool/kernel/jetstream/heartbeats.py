@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 import nats.errors
 
 from openapi_tool.kernel.jetstream.claimed_ids import ids_of
-from openapi_tool.kernel.jetstream.held import Held
+from openapi_tool.kernel.jetstream.held import HeldCommand
 from openapi_tool.kernel.jetstream.leases import Leases
 from openapi_tool.protocol.errors import Unavailable
 
@@ -39,25 +39,25 @@ class Heartbeats:
         """Seconds between two checks."""
         return self.ack_wait_s * _CHECK_SHARE
 
-    async def send(self, held: Iterable[Held]) -> None:
+    async def send(self, commands: Iterable[HeldCommand]) -> None:
         """Send the heartbeats that are due, longest overdue first."""
         due_before = self._clock() - self.ack_wait_s * _DUE_SHARE
-        due = [work for work in held if work.last_progress_ack <= due_before and not work.message.is_acked]
-        due.sort(key=lambda work: work.last_progress_ack)
+        due = [held for held in commands if held.heartbeat_at <= due_before and not held.message.is_acked]
+        due.sort(key=lambda held: held.heartbeat_at)
         permits = asyncio.Semaphore(_MAX_CONCURRENT)
-        await asyncio.gather(*(self._beat(work, permits) for work in due))
+        await asyncio.gather(*(self._beat(held, permits) for held in due))
 
-    async def _beat(self, work: Held, permits: asyncio.Semaphore) -> None:
+    async def _beat(self, held: HeldCommand, permits: asyncio.Semaphore) -> None:
         try:
             async with asyncio.timeout(self.ack_wait_s * _TIMEOUT_SHARE), permits:
                 sent_at = self._clock()
-                await work.message.in_progress()
-                if work.lease is not None:
-                    await self._leases.renew(work.lease)
-                work.last_progress_ack = sent_at  # only on success: a failed heartbeat must stay due
+                await held.message.in_progress()
+                if held.lease is not None:
+                    await self._leases.renew(held.lease)
+                held.heartbeat_at = sent_at  # only on success: a failed heartbeat must stay due
         except (nats.errors.Error, OSError, Unavailable) as error:
             log.warning(
                 "cannot send a heartbeat; retrying",
                 extra={"action": "heartbeat.failed", "error": f"{type(error).__name__}: {error}"}
-                | ids_of(work.delivery),
+                | ids_of(held.delivery),
             )

@@ -19,19 +19,19 @@ _OVERHEAD_BYTES = 1_024
 
 
 @dataclass(slots=True)
-class Held:
+class HeldCommand:
     """Received command; times are on the monotonic clock, in seconds.
 
-    `started_at` (of its run) and `last_progress_ack` (last heartbeat) begin as the time of its delivery.
-    `claimed_agent` is unverified: of subject and header.
+    `started_at` is when its run began, `heartbeat_at` when its last heartbeat was sent; both begin as the time of its
+    delivery. `claimed_agent` is unverified: of subject and header.
     """
 
     message: Msg
     delivery: Delivery
     started_at: float
-    last_progress_ack: float
+    heartbeat_at: float
     stale: bool = False  # the server may have redelivered it elsewhere
-    forgive_on_hand_back: bool = True  # handing it back takes this run off the count of lost runs
+    forgive_on_hand_back: bool = True  # if it is handed back, this run is no lost one
     overdue: bool = False  # it ran longer than all time limits and was cancelled
     settling: bool = False  # its settlement is decided
     probe: bool = False  # it tests whether calls can be committed again
@@ -49,4 +49,4 @@ class Held:
     @property
     def never_run(self) -> bool:
         """Return whether no delivery of the command was ever run, as far as is known here."""
-        return self.delivery.attempt == 1 and not self.stale
+        return self.delivery.number == 1 and not self.stale

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from nats.aio.msg import Msg
@@ -16,7 +17,7 @@ from nats.aio.msg import Msg
 from openapi_tool.kernel.jetstream.claimed_ids import ids_of, project_of
 from openapi_tool.kernel.jetstream.deliveries import delivery_of, metadata_of
 from openapi_tool.kernel.jetstream.hand_back import HandBackDelays, HandBackQueue, Publish
-from openapi_tool.kernel.jetstream.held import Held
+from openapi_tool.kernel.jetstream.held import HeldCommand
 from openapi_tool.kernel.jetstream.scheduler import Scheduler
 from openapi_tool.options.executor import ExecutorOptions
 from openapi_tool.telemetry import metrics
@@ -36,9 +37,8 @@ class Intake:
     def __init__(self, options: ExecutorOptions, scheduler: Scheduler, publish: Publish) -> None:
         self._options = options
         self._scheduler = scheduler
-        self.held: dict[int, Held] = {}
+        self.commands: dict[int, HeldCommand] = {}
         self.hand_backs = HandBackQueue(publish, self.release)
-        self.next = scheduler.next
         self._delays = HandBackDelays(options.concurrency)
         self._logged_at = -_LOG_EVERY_S
 
@@ -59,7 +59,7 @@ class Intake:
 
     def oldest_s(self, now: float) -> float:
         """Return the age in seconds of the oldest held command; `now` is the server's time."""
-        oldest = min((work.delivery.published_at for work in self.held.values()), default=None)
+        oldest = min((held.delivery.published_at for held in self.commands.values()), default=None)
         return 0.0 if oldest is None else max(0.0, now - oldest.timestamp())
 
     def refuse(self, message: Msg) -> bool:
@@ -70,66 +70,71 @@ class Intake:
         project = project_of(message.subject)
         if not self.full or not self._scheduler.would_evict(project):
             return False
-        if metadata_of(message).sequence.stream in self.held:
+        if metadata_of(message).sequence.stream in self.commands:
             return False
-        self._hand_back_surplus(message, project, work=None)
+        self._hand_back_surplus(message, project, held=None)
         return True
 
-    def take(self, message: Msg, *, stale: bool) -> Held | None:
+    def take(self, message: Msg, *, stale: bool) -> HeldCommand | None:
         """Hold the command of a message; return None if it is already held. Raises ForeignMessage."""
         delivery = delivery_of(message)
         sequence = delivery.stream_sequence
-        if sequence in self.held:
+        if sequence in self.commands:
             log.info(
                 "received a redelivery of a command that is held here; ignored",
                 extra={"action": "call.overlapping"} | ids_of(delivery),
             )
             return None
-        if delivery.attempt > 1 and self.hand_backs.never_run(message.metadata):
+        if delivery.number > 1 and self.hand_backs.take_never_run(message.metadata):
             if log.isEnabledFor(logging.DEBUG):
                 log.debug(
                     "command redelivered that was handed back here",
-                    extra={"action": "call.redelivered", "attempt": delivery.attempt} | ids_of(delivery),
+                    extra={"action": "call.redelivered", "attempt": delivery.number} | ids_of(delivery),
                 )
-            delivery = replace(delivery, attempt=1)
+            delivery = replace(delivery, number=1)
         now = time.monotonic()
-        work = self.held[sequence] = Held(message, delivery, now, now, stale=stale)
-        return work
+        held = HeldCommand(message, delivery, started_at=now, heartbeat_at=now, stale=stale)
+        self.commands[sequence] = held
+        return held
 
-    def wait(self, work: Held) -> None:
-        """Queue a command. If the queue was full, evict one and hand it back."""
+    def enqueue(self, held: HeldCommand) -> None:
+        """Let a command wait for a slot. If the queue was full, evict one and hand it back."""
         full = self.full
-        self._scheduler.offer(work)
+        self._scheduler.offer(held)
         if full:
             surplus = self._scheduler.evict()
             self._hand_back_surplus(surplus.message, surplus.claimed_agent.project, surplus)
 
-    def finished(self, work: Held, duration_s: float, requests: int) -> None:
-        """Release a command that has run, and charge its project with its upstream requests."""
-        project = work.claimed_agent.project
-        self.release(work)
-        self._delays.finished(project, duration_s)
-        self._scheduler.finished(work, cost=requests)
+    def next(self, may_begin: Callable[[str], bool]) -> HeldCommand | None:
+        """Return the waiting command that runs next, of a project that `may_begin` a call; None without one."""
+        return self._scheduler.next(may_begin)
 
-    def release(self, work: Held) -> None:
+    def finished(self, held: HeldCommand, duration_s: float, requests: int) -> None:
+        """Release a command that has run, and charge its project with its upstream requests."""
+        project = held.claimed_agent.project
+        self.release(held)
+        self._delays.finished(project, duration_s)
+        self._scheduler.finished(held, cost=requests)
+
+    def release(self, held: HeldCommand) -> None:
         """Stop holding a command."""
-        self.held.pop(work.delivery.stream_sequence, None)
+        self.commands.pop(held.delivery.stream_sequence, None)
 
     def mark_stale(self) -> None:
         """Mark held commands as possibly redelivered elsewhere: waiting ones then need a lease."""
-        for work in self.held.values():
-            work.stale = True
+        for held in self.commands.values():
+            held.stale = True
 
     def hand_back_waiting(self) -> None:
         """Hand back all waiting commands for immediate redelivery."""
-        for work in self._scheduler.withdraw():
-            self.hand_back(work)
+        for held in self._scheduler.withdraw():
+            self.hand_back(held)
 
-    def hand_back(self, work: Held) -> None:
+    def hand_back(self, held: HeldCommand) -> None:
         """Hand back a command unrun, for immediate redelivery."""
-        self.hand_backs.add(work.message, work)
+        self.hand_backs.add(held.message, held)
 
-    def _hand_back_surplus(self, message: Msg, project: str, work: Held | None) -> None:
+    def _hand_back_surplus(self, message: Msg, project: str, held: HeldCommand | None) -> None:
         metrics.EVICTED.inc()
         if time.monotonic() - self._logged_at >= _LOG_EVERY_S:
             self._logged_at = time.monotonic()
@@ -137,4 +142,4 @@ class Intake:
                 "more commands wait than executor.max_held allows; the largest project's are handed back with a delay",
                 extra={"action": "intake.full", "project_id": project},
             )
-        self.hand_backs.add(message, work, self._delays.next(project, self._scheduler.ahead_of(project)))
+        self.hand_backs.add(message, held, self._delays.next(project, self._scheduler.ahead_of(project)))

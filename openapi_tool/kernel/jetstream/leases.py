@@ -61,11 +61,11 @@ _RECORD = TypeAdapter(LeaseRecord)
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Ownership of a redelivered command in its delivery number `delivery`."""
+    """Ownership of a redelivered command, for its delivery of this number; `lost` counts its lost runs so far."""
 
     key: str
     lost: int
-    delivery: int
+    delivery_number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +96,18 @@ class Leases:
         def taken(record: LeaseRecord) -> LeaseRecord | None:
             return None if record.expires_at > now and record.owner != self._owner else self._owned(record)
 
-        record, own = await self._change(key, taken, delivery.attempt)
-        if own is None:
-            return LeaseTaken(min(record.expires_at - now, self.duration_s))  # more is damaged or of other settings
-        return Lease(key, record.lost, delivery.attempt)
+        # The first run of a command writes no record. A redelivered command has such a run, and it may be lost. In
+        # delivery 1 there was none: this method also gets commands that were never run, if they arrive after a stall.
+        before, after = await self._change(key, taken, lost_without_record=min(delivery.number - 1, 1))
+        if after is None:
+            return LeaseTaken(min(before.expires_at - now, self.duration_s))  # more is damaged or of other settings
+        return Lease(key, after.lost, delivery.number)
 
     async def begin(self, lease: Lease) -> None:
         """Count a run as lost from its start until it ends or is handed back."""
 
         def begun(record: LeaseRecord) -> LeaseRecord:
-            return self._with_event(self._owned(replace(record, lost=record.lost + 1)), "began", lease.delivery)
+            return self._with_event(self._owned(replace(record, lost=record.lost + 1)), "began", lease.delivery_number)
 
         await self._change(lease.key, begun)
 
@@ -124,7 +126,7 @@ class Leases:
             record = replace(record, lost=max(0, record.lost - int(forgive)))
             if record.owner in ("", self._owner):  # a first run has no lease
                 record = _without_owner(record)
-            return self._with_event(record, "handed_back", delivery.attempt)
+            return self._with_event(record, "handed_back", delivery.number)
 
         await self._change(lease_key(delivery.stream, delivery.stream_sequence), released)
 
@@ -134,7 +136,7 @@ class Leases:
         def released(record: LeaseRecord) -> LeaseRecord | None:
             if record.owner != self._owner:
                 return None
-            return self._with_event(_without_owner(replace(record, lost=0)), "settled", lease.delivery)
+            return self._with_event(_without_owner(replace(record, lost=0)), "settled", lease.delivery_number)
 
         await self._change(lease.key, released)
 
@@ -146,15 +148,13 @@ class Leases:
         return replace(record, owner=self._owner, expires_at=self._clock() + self.duration_s)
 
     async def _change(
-        self, key: str, change: Callable[[LeaseRecord], LeaseRecord | None], attempt: int = 2
+        self, key: str, change: Callable[[LeaseRecord], LeaseRecord | None], lost_without_record: int = 1
     ) -> tuple[LeaseRecord, LeaseRecord | None]:
         """Return the record before and after `change`, None for no change.
 
-        `attempt` is the delivery count, by default that of a command that was run.
+        `lost_without_record` is the number of lost runs if there is no record, or an unreadable one.
         """
-        # A redelivered command without a record has one lost run: its first, which writes none. In delivery 1 it has
-        # none: `take` also gets commands that were never run, if they arrive after a stall.
-        before = unwritten = LeaseRecord(lost=min(attempt - 1, 1))
+        before = unwritten = LeaseRecord(lost=lost_without_record)
         after: LeaseRecord | None = None
 
         def changed(stored: bytes | None) -> bytes | None:

@@ -76,8 +76,8 @@ class PullConsumer:
         self._requested = 0  # messages of open requests that have not arrived
         self._max_wanted = 1  # so far
         self._requested_at = time.monotonic()
-        # Time of the last answer to an open request, or of the first request if none was answered; None without one.
-        # Further requests do not reset it.
+        # Since when the server owes an answer to the open requests: its last answer, else the first of them. Further
+        # requests do not change it. None without an open request.
         self._unanswered_since: float | None = None
         self._renew_requested = False
         self._wake = asyncio.Event()
@@ -89,8 +89,9 @@ class PullConsumer:
     @property
     def silence_s(self) -> float:
         """Seconds since the server answered an open request, also by heartbeat; 0 without one on this connection."""
-        open_here = self._unanswered_since is not None and not self._reconnected
-        return time.monotonic() - (self._unanswered_since or 0.0) if open_here else 0.0
+        if self._unanswered_since is None or self._reconnected:
+            return 0.0
+        return time.monotonic() - self._unanswered_since
 
     def wake(self) -> None:
         """Fill slots that became free."""
@@ -116,6 +117,7 @@ class PullConsumer:
                     await self._resubscribe()
                 await self._top_up()
                 await self._wait()
+                self._renew_if_silent()
             raise ConsumerGone(self._gone_reason)
         finally:
             await self._unsubscribe()
@@ -142,8 +144,10 @@ class PullConsumer:
         self._renew_requested = False
         await self._unsubscribe()
         self._requested = 0
+        # Keep `_unanswered_since` if the request is sent again on this connection: `silence_s` grows over all renewals
+        # until the server answers.
         if self._reconnected or not self._wanted():
-            self._unanswered_since = None  # else kept: `silence_s` grows over all renewals until the server answers
+            self._unanswered_since = None
         await self._subscribe()
 
     async def _unsubscribe(self) -> None:
@@ -153,6 +157,7 @@ class PullConsumer:
             await unsubscribe(self._client, subscription)
 
     async def _top_up(self) -> None:
+        """Request what is wanted and not yet requested; of few messages only if no other request is open."""
         wanted = self._wanted()
         self._max_wanted = max(self._max_wanted, wanted)
         missing = wanted - self._requested
@@ -177,6 +182,8 @@ class PullConsumer:
             await self._wake.wait()
         finally:
             timer.cancel()
+
+    def _renew_if_silent(self) -> None:
         last_answer_or_request = max(self._unanswered_since or 0.0, self._requested_at)
         if self._requested and time.monotonic() - last_answer_or_request > _MAX_SILENCE_S:
             self._renew_requested = True
@@ -195,8 +202,8 @@ class PullConsumer:
 
     def _request_ended(self, status: str, headers: dict[str, str]) -> None:
         description = headers.get(Header.DESCRIPTION, "")
-        remaining = headers.get(_PENDING, "")
-        self._requested = max(0, self._requested - int(remaining)) if _NUMBER.fullmatch(remaining) else 0
+        undelivered = headers.get(_PENDING, "")  # of the request; if that is unknown, take all requests for ended
+        self._requested = max(0, self._requested - int(undelivered)) if _NUMBER.fullmatch(undelivered) else 0
         if status == StatusCode.SERVICE_UNAVAILABLE or "consumer deleted" in description.lower():
             self._gone_reason = description or "no responders"
         elif status not in _EXPECTED_STATUSES and description.lower() not in _COMPLETED:

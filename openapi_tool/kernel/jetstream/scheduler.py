@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Protocol
 
-from openapi_tool.kernel.jetstream.held import Held
+from openapi_tool.kernel.jetstream.held import HeldCommand
 from openapi_tool.nats_client.options import FairnessOptions
 
 _EQUAL_WEIGHTS: Mapping[str, float] = MappingProxyType({})
@@ -36,22 +36,22 @@ class Scheduler(Protocol):
     def ahead_of(self, project: str) -> int:
         """Return the number of commands that run before a further one of a project."""
 
-    def offer(self, work: Held) -> None:
+    def offer(self, held: HeldCommand) -> None:
         """Enqueue a command."""
 
-    def next(self, may_begin: Callable[[str], bool] = _any_project) -> Held | None:
+    def next(self, may_begin: Callable[[str], bool] = _any_project) -> HeldCommand | None:
         """Remove and return the command that runs next; None if none waits whose project may begin another call."""
 
-    def finished(self, work: Held, cost: float) -> None:
+    def finished(self, held: HeldCommand, cost: float) -> None:
         """Charge a command that has run with `cost` upstream requests; `next` has charged one of them."""
 
-    def evict(self) -> Held:
+    def evict(self) -> HeldCommand:
         """Remove and return the command to hand back if too many wait. Raises ValueError if none waits."""
 
     def would_evict(self, project: str) -> bool:
         """Return whether a further command of a project would be evicted at once."""
 
-    def withdraw(self) -> list[Held]:
+    def withdraw(self) -> list[HeldCommand]:
         """Remove and return all waiting commands."""
 
 
@@ -80,27 +80,27 @@ class FairScheduler:
         """Estimate the commands before a further one of a project: its own, each with one of every other project."""
         return min(self._projects.ahead_of(project), self._length)
 
-    def offer(self, work: Held) -> None:
+    def offer(self, held: HeldCommand) -> None:
         """Enqueue a command."""
-        self._projects.push(work.claimed_agent, work)
+        self._projects.push(held.claimed_agent, held)
         self._length += 1
-        self.memory_bytes += work.memory_bytes
+        self.memory_bytes += held.memory_bytes
 
-    def next(self, may_begin: Callable[[str], bool] = _any_project) -> Held | None:
+    def next(self, may_begin: Callable[[str], bool] = _any_project) -> HeldCommand | None:
         """Remove and return the command that runs next, of a project that may begin a call; None without one."""
-        work = self._projects.pop(may_begin) if self._length else None
-        return work and self._deduct(work)
+        held = self._projects.pop(may_begin) if self._length else None
+        return None if held is None else self._deduct(held)
 
-    def finished(self, work: Held, cost: float) -> None:
+    def finished(self, held: HeldCommand, cost: float) -> None:
         """Charge project and agent with the cost of a command beyond the one request that `next` has charged.
 
         A command that made no request is charged a tenth of one: at full cost, expired commands would use up their
         project's share; at no cost, a flood of invalid calls would occupy all slots.
         """
         if cost != 1:
-            self._projects.charge(work.claimed_agent, max(cost, _MIN_COST) - 1)
+            self._projects.charge(held.claimed_agent, max(cost, _MIN_COST) - 1)
 
-    def evict(self) -> Held:
+    def evict(self) -> HeldCommand:
         """Remove and return the newest command of the largest agent in the largest project, by memory and weight."""
         return self._deduct(self._projects.drop())
 
@@ -108,27 +108,27 @@ class FairScheduler:
         """Return whether a project has the most memory per weight."""
         return self._length > 0 and self._projects.largest() == project
 
-    def withdraw(self) -> list[Held]:
+    def withdraw(self) -> list[HeldCommand]:
         """Remove and return all waiting commands, in the order in which they would have run."""
-        return [self._deduct(work) for work in iter(self._projects.pop, None)]
+        return [self._deduct(held) for held in iter(self._projects.pop, None)]
 
-    def _deduct(self, work: Held) -> Held:
+    def _deduct(self, held: HeldCommand) -> HeldCommand:
         self._length -= 1
-        self.memory_bytes -= work.memory_bytes
-        return work
+        self.memory_bytes -= held.memory_bytes
+        return held
 
 
 class _Fifo:
     def __init__(self) -> None:
-        self._waiting: deque[Held] = deque()
+        self._waiting: deque[HeldCommand] = deque()
 
-    def push(self, _: tuple[str, ...], work: Held) -> None:
-        self._waiting.append(work)
+    def push(self, _: tuple[str, ...], held: HeldCommand) -> None:
+        self._waiting.append(held)
 
-    def pop(self) -> Held:
+    def pop(self) -> HeldCommand:
         return self._waiting.popleft()
 
-    def drop(self) -> Held:
+    def drop(self) -> HeldCommand:
         return self._waiting.pop()
 
     def charge(self, _: tuple[str, ...], __: float) -> None:
@@ -142,9 +142,10 @@ class _Flow:
     takes `step` (1 / weight). `entry_number` is that of its valid entry in the heap, or 0.
     """
 
-    __slots__ = ("entry_number", "length", "memory_bytes", "queue", "start", "step")
+    __slots__ = ("entry_number", "length", "memory_bytes", "name", "queue", "start", "step")
 
-    def __init__(self, queue: _Fifo | _FlowQueue, start: float, weight: float) -> None:
+    def __init__(self, name: str, queue: _Fifo | _FlowQueue, start: float, weight: float) -> None:
+        self.name = name
         self.queue = queue
         self.start = start
         self.step = 1 / weight
@@ -166,49 +167,51 @@ class _FlowQueue:
         self._weights = weights
         self._virtual_time = 0.0
         self._flows: dict[str, _Flow] = {}
-        # Heap of (start, number of the entry, name of the flow). A charge does not change the flow's entry, whose start
-        # is then too early; a refund adds an entry, and the old one becomes stale.
+        # Heap of (start, number of the entry, name of the flow). A charge leaves the flow's entry as it is, whose start
+        # is then too early: `_take_earliest` corrects it. A refund adds an entry; the old one becomes stale.
         self._due: list[tuple[float, int, str]] = []
         self._entries = 0
 
-    def push(self, path: tuple[str, ...], work: Held) -> None:
+    def push(self, path: tuple[str, ...], held: HeldCommand) -> None:
         name = path[0]
         flow = self._flows.get(name)
         if flow is None:
             queue = _FlowQueue(self._levels - 1) if self._levels > 1 else _Fifo()
-            flow = self._flows[name] = _Flow(queue, self._virtual_time, self._weights.get(name, 1.0))
-        flow.queue.push(path[1:], work)
-        flow.memory_bytes += work.memory_bytes
+            flow = self._flows[name] = _Flow(name, queue, self._virtual_time, self._weights.get(name, 1.0))
+        flow.queue.push(path[1:], held)
+        flow.memory_bytes += held.memory_bytes
         flow.length += 1
         if not flow.entry_number:
             flow.start = max(flow.start, self._virtual_time)
-            self._enqueue(name, flow)
+            self._enqueue(flow)
 
-    def pop(self, may_begin: Callable[[str], bool] = _any_project) -> Held | None:
-        due = self._earliest(may_begin)
-        if due is None or (work := due[0].queue.pop()) is None:  # the latter never: a flow that is due has a command
+    def pop(self, may_begin: Callable[[str], bool] = _any_project) -> HeldCommand | None:
+        flow = self._take_earliest(may_begin)
+        if flow is None:
             return None
-        flow, name = due
+        held = flow.queue.pop()
+        if held is None:  # never: a flow that is due has a command
+            return None
         self._virtual_time = max(self._virtual_time, flow.start)  # a flow that was passed over starts earlier
-        flow.memory_bytes -= work.memory_bytes
+        flow.memory_bytes -= held.memory_bytes
         flow.length -= 1
         flow.start += flow.step
         if flow.length:
-            self._enqueue(name, flow)
-        elif len(self._flows) > len(self._due) + _MAX_IDLE_FLOWS:
+            self._enqueue(flow)
+        elif len(self._flows) > len(self._due) + _MAX_IDLE_FLOWS:  # an idle flow has no entry
             self._drop_idle_flows()
-        return work
+        return held
 
-    def drop(self) -> Held:
+    def drop(self) -> HeldCommand:
         name = self.largest()
         flow = self._flows[name]
-        work = flow.queue.drop()
-        flow.memory_bytes -= work.memory_bytes
+        held = flow.queue.drop()
+        flow.memory_bytes -= held.memory_bytes
         flow.length -= 1
         if not flow.length and flow.start <= self._virtual_time:  # a later start is a charge to remember
             del self._flows[name]
             self._drop_stale_entries()
-        return work
+        return held
 
     def ahead_of(self, name: str) -> int:
         flow = self._flows.get(name)
@@ -228,15 +231,15 @@ class _FlowQueue:
             flow.start = charged if cost > 0 else max(charged, min(flow.start, self._virtual_time))
             flow.queue.charge(path[1:], cost)
             if cost < 0 and flow.entry_number:
-                self._enqueue(path[0], flow)
+                self._enqueue(flow)
 
-    def _enqueue(self, name: str, flow: _Flow) -> None:
+    def _enqueue(self, flow: _Flow) -> None:
         self._entries += 1
         flow.entry_number = self._entries
-        heapq.heappush(self._due, (flow.start, self._entries, name))  # FIFO among equal starts
+        heapq.heappush(self._due, (flow.start, self._entries, flow.name))  # FIFO among equal starts
 
-    def _earliest(self, may_begin: Callable[[str], bool]) -> tuple[_Flow, str] | None:
-        """Return the flow to serve and its name, and remove its entry; None if no flow may begin a command.
+    def _take_earliest(self, may_begin: Callable[[str], bool]) -> _Flow | None:
+        """Return the flow to serve, and remove its entry; None if no flow may begin a command.
 
         Remove stale and empty entries; reinsert those of flows that were charged meanwhile.
         """
@@ -249,9 +252,9 @@ class _FlowQueue:
                     continue
                 flow.entry_number = 0
                 if flow.length and flow.start > start:
-                    self._enqueue(name, flow)
+                    self._enqueue(flow)
                 elif flow.length and may_begin(name):
-                    return flow, name
+                    return flow
                 elif flow.length:
                     flow.entry_number = number
                     passed_over.append(entry)

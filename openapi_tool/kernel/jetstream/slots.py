@@ -20,7 +20,7 @@ class Slots:
         self._limit = limit
         self._max_paused = max_paused
         self._max_of_project = limit - int(limit * _RESERVED_SHARE)
-        self._calls: dict[int, PausableSlot] = {}
+        self._slots: dict[int, PausableSlot] = {}
         self._first_project: str | None = None
         self._several_projects = False
         self._in_use: Counter[str] = Counter()  # slots of each project
@@ -44,59 +44,59 @@ class Slots:
 
     def begin(self, sequence: int, project: str) -> None:
         """Count a call that begins to run in a slot."""
-        self._calls[sequence] = PausableSlot(self, project)
+        self._slots[sequence] = PausableSlot(self, project)
         self._in_use[project] += 1
         self._first_project = self._first_project or project
         self._several_projects = self._several_projects or project != self._first_project
 
-    def release(self, call: PausableSlot) -> None:
+    def release(self, slot: PausableSlot) -> None:
         """Take the slot from a running call for good."""
-        if not call.released and self._released < self._limit:
-            self.take_back(call)
-            call.released = True
+        if not slot.released and self._released < self._limit:
+            self.resume(slot)
+            slot.released = True
             self._released += 1
-            self._in_use[call.project] -= 1
+            self._in_use[slot.project] -= 1
             self.wake()
 
     def of(self, sequence: int) -> PausableSlot:
         """Return the slot of a running call."""
-        return self._calls[sequence]
+        return self._slots[sequence]
 
     def unsent(self) -> set[int]:
-        """Return the calls that wait for a permit and have sent nothing yet."""
-        return {sequence for sequence, call in self._calls.items() if call.waiting and not call.sent}
+        """Return the sequences of the calls that wait for a permit and have sent nothing yet."""
+        return {sequence for sequence, slot in self._slots.items() if slot.waiting and not slot.sent}
 
-    def give_up(self, call: PausableSlot) -> None:
+    def pause(self, slot: PausableSlot) -> None:
         """Take the slot from a running call until it resumes, unless too many calls are paused."""
-        if self.paused < self._max_paused and not call.released:
-            call.paused = True
+        if self.paused < self._max_paused and not slot.released:
+            slot.paused = True
             self.paused += 1
-            self._in_use[call.project] -= 1
+            self._in_use[slot.project] -= 1
         self.wake()  # in a drain the consumer then hands the command back
 
-    def take_back(self, call: PausableSlot) -> None:
+    def resume(self, slot: PausableSlot) -> None:
         """Give a paused call its slot back at once, also if none is free."""
-        if call.paused:
-            call.paused = False
+        if slot.paused:
+            slot.paused = False
             self.paused -= 1
-            self._in_use[call.project] += 1
+            self._in_use[slot.project] += 1
 
     def ended(self, sequence: int) -> int:
         """Remove a call; return its number of upstream requests."""
-        call = self._calls.pop(sequence)
-        self.take_back(call)
-        call.ended = True
-        if call.released:
+        slot = self._slots.pop(sequence)
+        self.resume(slot)
+        slot.ended = True
+        if slot.released:
             self._released -= 1
         else:
-            self._in_use[call.project] -= 1
-        if not self._in_use[call.project]:
-            del self._in_use[call.project]
-        return call.requests
+            self._in_use[slot.project] -= 1
+        if not self._in_use[slot.project]:
+            del self._in_use[slot.project]
+        return slot.requests
 
 
 class PausableSlot:
-    """Slot of one running call; paused while a request of the call waits for a permit.
+    """Slot of one running call; paused while a request of the call waits for a permit or a retry.
 
     A shared request may outlive the call that started it, and then has no slot to give up.
     """
@@ -106,21 +106,22 @@ class PausableSlot:
     def __init__(self, slots: Slots, project: str) -> None:
         self._slots = slots
         self.project = project
-        self.requests = 1  # to the upstream, of the whole call
+        self.requests = 1  # to the upstream; the pipeline sets the number once the call has run
         self.waiting = 0  # requests that wait for a permit or a retry
-        self.sent = self.paused = self.released = self.ended = False
+        self.sent = False  # a request
+        self.paused = self.released = self.ended = False
 
     def pause(self) -> None:
         """Give up the slot while a request waits."""
         self.waiting += 1
         if self.waiting == 1 and not self.ended:
-            self._slots.give_up(self)
+            self._slots.pause(self)
 
     def resume(self) -> None:
         """Take a slot again once no request waits."""
         self.waiting -= 1
         if not self.waiting:
-            self._slots.take_back(self)
+            self._slots.resume(self)
 
     def release(self) -> None:
         """Give up the slot for good."""

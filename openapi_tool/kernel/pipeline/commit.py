@@ -10,11 +10,10 @@ from functools import partial
 from tenacity import RetryCallState, stop_after_delay, wait_exponential_jitter
 
 from openapi_tool.concurrency.retries import retried
-from openapi_tool.kernel.pipeline.call_result import CallResult
 from openapi_tool.kernel.pipeline.parked_results import ParkedResults
-from openapi_tool.kernel.pipeline.pending_write import PendingCommit
 from openapi_tool.kernel.pipeline.ports import Kernel
 from openapi_tool.kernel.pipeline.result_order import CommitWait, ResultOrder
+from openapi_tool.kernel.pipeline.result_to_commit import ResultToCommit
 from openapi_tool.protocol.cards import ResultCard
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.report import Report
@@ -36,43 +35,37 @@ class ResultCommitter:
     order: ResultOrder
     retry_timeout_s: float
 
-    async def store_or_park(self, wait: CommitWait, result: CallResult, card: ResultCard, report: Report) -> bool:
+    async def store_or_park(self, wait: CommitWait, result: ResultToCommit, card: ResultCard, report: Report) -> bool:
         """Commit the result; return whether it was written. If that fails, park it and raise the failure.
 
         It is parked after `_PARK_AFTER_S`, for an executor that reaches the database; if it is too large, retry here
         instead.
         """
-        pending = PendingCommit(self.kernel, card, report, result.artifact)
+        failed_before = False
+
+        async def commit() -> bool:
+            nonlocal failed_before
+            if failed_before:
+                self.order.restart(wait)
+            write = partial(self.kernel.commit, card, report, result.artifact, retry=failed_before)
+            try:
+                return await self.order.write(wait, write, partial(self.kernel.is_turn_busy, report))
+            except Unavailable:
+                failed_before = True
+                raise
+
+        commit_with_retries = partial(retried, commit, on=Unavailable, wait=_BACKOFF, before_sleep=_log_retry)
         park_after_s = min(_PARK_AFTER_S, self.retry_timeout_s)
         try:
-            return await self._retry(wait, pending, park_after_s)
+            return await commit_with_retries(stop=stop_after_delay(park_after_s))
         except (Exception, asyncio.CancelledError) as failure:
             parked = result.parked or await self.parked.park(wait.identity, result)
             if parked or not isinstance(failure, Unavailable) or self.retry_timeout_s <= park_after_s:
                 raise
         try:
-            return await self._retry(wait, pending, self.retry_timeout_s - park_after_s)
+            return await commit_with_retries(stop=stop_after_delay(self.retry_timeout_s - park_after_s))
         except (Exception, asyncio.CancelledError):
             await self.parked.park(wait.identity, result)  # NATS may have been unavailable at the first attempt
-            raise
-
-    async def _retry(self, wait: CommitWait, pending: PendingCommit, for_s: float) -> bool:
-        """Write in the turn's order, with retries for `for_s` seconds."""
-        return await retried(
-            partial(self._attempt, wait, pending),
-            on=Unavailable,
-            wait=_BACKOFF,
-            stop=stop_after_delay(for_s),
-            before_sleep=_log_retry,
-        )
-
-    async def _attempt(self, wait: CommitWait, pending: PendingCommit) -> bool:
-        if pending.failed_before:
-            self.order.restart(wait)
-        try:
-            return await self.order.write(wait, pending)
-        except Unavailable:
-            pending.failed_before = True
             raise
 
 

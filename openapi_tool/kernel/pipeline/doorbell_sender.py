@@ -21,11 +21,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DoorbellSender:
-    """Publishes doorbells, in an outage with the next delivery of the command, so that no slot is blocked.
+    """Publishes doorbells; in an outage the next delivery of the command does it, so that no slot is blocked.
 
-    While the worker waits, `Unavailable` hands the command back, so that the next delivery rings; later the kernel's
-    inbox scan finds the result. `NotStored` always does: nothing is fetched meanwhile, so the next delivery comes after
-    the outage, however long that took.
+    So `Unavailable` hands the command back, as long as the worker waits. Later no doorbell is needed: the kernel's
+    inbox scan finds the result. `NotStored` hands it back at any time: no command is fetched until JetStream stores
+    messages again, so the next delivery comes after the outage, however long that took.
     """
 
     publisher: Publisher

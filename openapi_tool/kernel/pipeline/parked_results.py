@@ -15,8 +15,8 @@ from typing import Any
 import orjson
 from cachetools import TTLCache
 
-from openapi_tool.kernel.pipeline.call_result import CallResult
 from openapi_tool.kernel.pipeline.ports import ResultStore
+from openapi_tool.kernel.pipeline.result_to_commit import ResultToCommit
 from openapi_tool.protocol.cards import ArtifactCard
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.identity import CallIdentity
@@ -44,14 +44,14 @@ class ParkedResults:
         self._key = hmac.digest(key, b"parked result", hashlib.sha256)
         self._sizes: dict[str, TTLCache[str, int]] = {}  # of the records of each project, by name
 
-    async def park(self, identity: CallIdentity, result: CallResult) -> bool:
+    async def park(self, identity: CallIdentity, result: ResultToCommit) -> bool:
         """Store a result; return False if it is too large, or not stored after two seconds."""
         record = _encode(result)
         if len(record) > MAX_BYTES:
             self._log("a result is too large to be parked; its call will be run again", identity, len(record))
             return False
         name = self._name(identity)
-        if not self._count(identity.project_id, name, len(record)):
+        if not self._fits_share(identity.project_id, name, len(record)):
             self._log("too many results of this project are parked; its call will be run again", identity, len(record))
             return False
         try:
@@ -64,7 +64,7 @@ class ParkedResults:
         self._log("parked a result that could not be committed", identity, len(record))
         return True
 
-    async def find(self, identity: CallIdentity) -> CallResult | None:
+    async def find(self, identity: CallIdentity) -> ResultToCommit | None:
         """Return the parked result of a call, None if there is none or it cannot be read."""
         try:
             async with asyncio.timeout(_TIMEOUT_S):
@@ -89,8 +89,8 @@ class ParkedResults:
         except (Unavailable, TimeoutError):
             log.debug("cannot delete a parked result; it will expire", extra={"action": "result.left_parked"})
 
-    def _count(self, project: str, name: str, size: int) -> bool:
-        """Count a record against the share of its project; return False if it exceeds it."""
+    def _fits_share(self, project: str, name: str, size: int) -> bool:
+        """Count a record against the share of its project (MAX_PROJECT_BYTES); return False if it does not fit."""
         for other, stored in list(self._sizes.items()):
             stored.expire()
             if not stored:
@@ -116,7 +116,7 @@ class ParkedResults:
         log.warning("%s", message, extra={"action": "result.parked", "bytes": size} | log_ids(identity))
 
 
-def _encode(result: CallResult) -> bytes:
+def _encode(result: ResultToCommit) -> bytes:
     card = result.artifact
     artifact = card and {
         "card_id": card.card_id,
@@ -128,7 +128,7 @@ def _encode(result: CallResult) -> bytes:
     return orjson.dumps({"version": _VERSION, **fields, "artifact": artifact})
 
 
-def _decode(record: bytes, project_id: str) -> CallResult | None:
+def _decode(record: bytes, project_id: str) -> ResultToCommit | None:
     """Decode a record of any executor; return None for another version."""
     fields: dict[str, Any] = orjson.loads(record)
     if fields.pop("version") != _VERSION:
@@ -137,4 +137,4 @@ def _decode(record: bytes, project_id: str) -> CallResult | None:
     if card is not None:
         card["content"] = bytearray(orjson.dumps(card["content"]))
     artifact = None if card is None else ArtifactCard(tenant_id=project_id, **card)
-    return CallResult(ResultFields(**fields), artifact, parked=True)
+    return ResultToCommit(ResultFields(**fields), artifact, parked=True)

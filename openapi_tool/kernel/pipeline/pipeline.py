@@ -7,18 +7,18 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from openapi_tool.concurrency.cancellation import raise_if_cancelled, shielded
 from openapi_tool.concurrency.keyed_lock import KeyedLock
 from openapi_tool.engine.call import Call
 from openapi_tool.engine.runner import ToolRunner
-from openapi_tool.kernel.pipeline.call_result import CallResult
 from openapi_tool.kernel.pipeline.commit import ResultCommitter
 from openapi_tool.kernel.pipeline.doorbell_sender import DoorbellSender
 from openapi_tool.kernel.pipeline.parked_results import ParkedResults
-from openapi_tool.kernel.pipeline.pending_write import PendingReport
 from openapi_tool.kernel.pipeline.ports import CallSlot, Clock, Kernel, Publisher, Tracer
 from openapi_tool.kernel.pipeline.result_order import ResultOrder
+from openapi_tool.kernel.pipeline.result_to_commit import ResultToCommit
 from openapi_tool.kernel.pipeline.turn_deadline import turn_deadline
 from openapi_tool.options.executor import ExecutorOptions
 from openapi_tool.options.tools import ToolOptions
@@ -138,17 +138,17 @@ class Pipeline:
     async def _answer(self, delivery: Delivery) -> Settlement:
         """Load the rows of a command, run its call, commit the result. Raises Unanswerable, Unavailable, a defect."""
         received = time.monotonic()
-        if delivery.lacks_body and delivery.attempt < MAX_WITHOUT_BODY:
-            delay_s = delivery.attempt * self._options.executor.requeue_delay_s
+        if delivery.lacks_body and delivery.number < MAX_WITHOUT_BODY:
+            delay_s = delivery.number * self._options.executor.requeue_delay_s
             return HandBack(delay_s, reason="delivered without its body: the durable has headers_only set")
         command = self._dialect.decode(delivery)
         call_id = command.identity.tool_call_id or command.card_id
         if call_id is None:  # no record can be found
             raise unidentified()
         # Copies of a command run one after the other. Together they would share an upstream request, and its cost might
-        # be counted by the copy whose commit is refused.
+        # be counted by the copy whose commit is refused. A copy that waited follows a run, as a redelivery does.
         async with self._call_locks.hold((command.identity.project_id, call_id)) as waited:
-            earlier_run = waited or delivery.attempt > 1
+            earlier_run = waited or delivery.number > 1
             records = await self._kernel.load(command)
             identity = identify(command.identity, records.card)
             if records.earlier is not None:
@@ -165,51 +165,62 @@ class Pipeline:
             link = trace_link(identity, acceptance.waiting_turn)
             facts = self._facts(delivery, command, call, link, received)
             CALL_FIELDS.set(facts.fields)
-            delivered = _Delivered(delivery, command, identity, records, acceptance, call, slot, facts, earlier_run)
-            # The call begins with the arrival of its command in the stream.
-            arrived, name = facts.began - facts.age_s, f"execute_tool {facts.function_name}"
-            with self._tracer.span(name, link, facts.ids, arrived) as span, call.memory:
+            delivered = _Delivered(
+                delivery=delivery,
+                command=command,
+                identity=identity,
+                records=records,
+                acceptance=acceptance,
+                call=call,
+                slot=slot,
+                facts=facts,
+                earlier_run=earlier_run,
+            )
+            span_name = f"execute_tool {facts.function_name}"
+            arrived_at = facts.began - facts.age_s  # in the stream, where the call begins
+            with self._tracer.span(span_name, link, facts.ids, arrived_at) as span, call.memory:
                 span.facts = facts
                 # After `max_lost_runs` lost runs a parked result is ignored: if the database refuses it each time, the
                 # call would get none.
                 parked = await self._parked.find(identity) if earlier_run and not delivery.exhausted else None
                 result = parked or await self._run(delivered)
-                # `CommandConsumer._finished` charges the project's fair share with it. It is the larger of two counts
-                # that can each be too small: `attempts` ends at MAX_ATTEMPTS, and a request that identical calls share
-                # is in the `spent` of only one of them.
+                # With these `CommandConsumer._finished` charges the project's fair share. Each of the two counts can be
+                # too small: `attempts` ends at MAX_ATTEMPTS, and a request that identical calls share is in the `spent`
+                # of only one of them.
                 slot.requests = max(call.spent.requests, len(call.attempts))
                 _record_result(facts, call, result)
                 # Release the memory of responses, except what the commit needs.
                 call.memory.release_all_but(COPIES_OF_COMMIT * len(result.artifact.content) if result.artifact else 0)
                 return await shielded(self._commit(delivered, result, span), self._options.executor.commit_grace_s)
 
-    async def _run(self, delivered: _Delivered) -> CallResult:
+    async def _run(self, delivered: _Delivered) -> ResultToCommit:
         """Run the call; every failure but Unavailable and CancelledError becomes its result."""
         delivery, call, records, limits = delivered.delivery, delivered.call, delivered.records, self._limits
         try:
             record = _runnable(delivered)
-            latest = limits.deadline(self._age_s(delivery), None)
-            definition = await self._runner.parse_definition(call, record, latest)
+            default_deadline = limits.deadline(self._age_s(delivery), None)  # until the definition's limits are known
+            definition = await self._runner.parse_definition(call, record, default_deadline)
             given = read_tool_call(records.card, call.identity.tool_call_id)
         except Exception as cause:  # noqa: BLE001 - logged by `failure_result`
-            name, started = delivered.command.function_name, delivered.facts.loaded
-            return CallResult(self._runner.failure_result(call, name, cause, started))
+            name = delivered.command.function_name
+            return ResultToCommit(self._runner.failure_result(call, name, cause, started=delivered.facts.loaded))
         deadline = limits.deadline(self._age_s(delivery), definition.suspend_timeout_s, definition.timeout_s)
-        # Once another call of the step has a result, the turn ends `worker_timeout_s` later, perhaps before our
-        # deadline. Such results are found by step id.
+        # Once another call of the step has a result, the turn ends `worker_timeout_s` later. For a call that may take
+        # longer than that its deadline comes forward then. Such results are found by step id.
         check_after_s = limits.worker_timeout_left_s(self._age_s(delivery))
-        outlasts = limits.may_outlast_worker_timeout(definition.suspend_timeout_s)
-        if outlasts and call.identity.step_id is not None and check_after_s < deadline.remaining():
+        may_outlast = limits.may_outlast_worker_timeout(definition.suspend_timeout_s)
+        if may_outlast and call.identity.step_id is not None and check_after_s < deadline.remaining():
             async with turn_deadline(self._kernel, limits, call.identity, check_after_s) as turn:
                 result = await self._runner.run(call, definition, given, Deadline(deadline.at, turn))
         else:
             result = await self._runner.run(call, definition, given, deadline)
         if result.full_text is None:
-            return CallResult(result.fields)
+            return ResultToCommit(result.fields)
         actor_id, ttl_s = self._options.actor_id, self._options.tools.artifact_ttl_s
-        return CallResult(result.fields, artifact_card(actor_id, call.identity, records.card, result.full_text, ttl_s))
+        artifact = artifact_card(actor_id, call.identity, records.card, result.full_text, ttl_s)
+        return ResultToCommit(result.fields, artifact)
 
-    async def _commit(self, delivered: _Delivered, result: CallResult, span: CallSpan) -> Settlement:
+    async def _commit(self, delivered: _Delivered, result: ResultToCommit, span: CallSpan) -> Settlement:
         """Commit once the worker is ready for the result, and publish the doorbell. Shielded as a whole."""
         delivery, identity, acceptance = delivered.delivery, delivered.identity, delivered.acceptance
         facts, fields = delivered.facts, result.fields
@@ -229,16 +240,18 @@ class Pipeline:
         wait = self._order.begin(delivery, identity, acceptance.waiting_turn, delivered.slot)
         await self._order.wait_for_suspension(wait)
         written = await self._committer.store_or_park(wait, result, card, report)
-        # Telemetry has one interval of each: first all waits, also those between attempts, then the write.
-        facts.turn_s, facts.commit = wait.waited_s, (began + wait.waited_s, time.monotonic())
+        # Waits and attempts to write alternate. Telemetry shows one interval of each: all waits, then the rest.
+        facts.turn_s = wait.waited_s
+        facts.commit = began + wait.waited_s, time.monotonic()
         if not written:
             return await self._settle_refused_commit(delivered, result)
-        if result.parked or delivery.exhausted:
+        if result.parked or delivery.exhausted:  # an exhausted call may have one that it ignored
             await self._parked.delete(identity)
         began = time.monotonic()
         await self._doorbell_sender.send(delivery, identity, delivered.records, report.doorbell)
         if report.doorbell is not None:
-            facts.doorbell, facts.doorbell_subject = (began, time.monotonic()), report.doorbell.subject
+            facts.doorbell = began, time.monotonic()
+            facts.doorbell_subject = report.doorbell.subject
         record_finished(facts)
         if delivery.exhausted:
             # The turn has its failed result; the dead letter lets an operator find the command that ended executors.
@@ -246,7 +259,7 @@ class Pipeline:
         return Acknowledge()
 
     async def _delete_parked(self, identity: CallIdentity, *, earlier_run: bool) -> None:
-        """Delete the result that an earlier run may have parked."""
+        """Delete the result that an earlier run may have parked: after a look, as few have one."""
         if earlier_run and await self._parked.find(identity):
             await self._parked.delete(identity)
 
@@ -257,7 +270,7 @@ class Pipeline:
             trace_id=link.parent.trace_id,
             protocol=self._dialect.version,
             function_name=short(command.function_name),
-            delivery_attempt=delivery.attempt,
+            delivery_attempt=delivery.number,
             age_s=max(0.0, self._age_s(delivery)),
             began=received,
             loaded=time.monotonic(),
@@ -295,7 +308,8 @@ class Pipeline:
                 )
                 slot = self._slot_of(delivery.stream_sequence)
                 wait = self._order.begin(delivery, identity, acceptance.waiting_turn, slot)
-                await self._order.write(wait, PendingReport(self._kernel, earlier.card_id, report))
+                write = partial(self._kernel.report, earlier.card_id, report)
+                await self._order.write(wait, write, partial(self._kernel.is_turn_busy, report))
             await self._doorbell_sender.send(delivery, identity, records, report.doorbell)
         log.info(
             "the call already has a result",
@@ -303,7 +317,7 @@ class Pipeline:
         )
         return Acknowledge()
 
-    async def _settle_refused_commit(self, delivered: _Delivered, result: CallResult) -> Settlement:
+    async def _settle_refused_commit(self, delivered: _Delivered, result: ResultToCommit) -> Settlement:
         """Settle a call whose commit wrote nothing; if that stays unexplained, park its result."""
         try:
             settlement = await self._settle_by_what_is_stored(delivered)
@@ -341,7 +355,7 @@ def _runnable(delivered: _Delivered) -> DefinitionRecord:
     return delivered.records.definition
 
 
-def _record_result(facts: CallFacts, call: Call, result: CallResult) -> None:
+def _record_result(facts: CallFacts, call: Call, result: ResultToCommit) -> None:
     fields = result.fields
     # The run that parked a result has paid for it; this one logs its tokens.
     usage = (fields.tool_output or {}).get("usage") if result.parked else None

@@ -7,14 +7,13 @@ second. While a result waits here its call holds no slot.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
 from cachetools import LRUCache
 
 from openapi_tool.concurrency.keyed_lock import KeyedLock
-from openapi_tool.kernel.pipeline.pending_write import PendingWrite
 from openapi_tool.kernel.pipeline.ports import CallSlot, Clock
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.errors import TurnBusy
@@ -30,6 +29,12 @@ _RETRY_S = 0.01  # a worker takes some 30 ms for a result
 _MAX_TURNS = 4_096  # remembered with the time of their last result
 
 _Turn = tuple[str, str, str]  # project, agent, turn
+
+Write = Callable[[TurnCondition | None], Awaitable[bool]]
+"""Writes rows; returns False if that was refused. Raises TurnBusy if the condition does not hold, and Unavailable."""
+
+IsTurnBusy = Callable[[float], Awaitable[bool]]
+"""Returns whether writing would raise TurnBusy for other commands that are younger than so many seconds."""
 
 
 @dataclass(slots=True)
@@ -104,32 +109,36 @@ class ResultOrder:
                 with wait.waiting():
                     await asyncio.sleep(min(delay_s, self._remaining_s(wait)))
 
-    async def write(self, wait: CommitWait, pending: PendingWrite) -> bool:
+    async def write(self, wait: CommitWait, write: Write, is_turn_busy: IsTurnBusy) -> bool:
         """Write the rows once the worker has read the other results of the turn; return False if that was refused.
 
-        Results of this process wait in line here. The first in the line asks the database whether the turn is busy with
-        results of other replicas, or of other tools.
+        The only call of its step writes at once. Otherwise the results of this process wait in line here, and the first
+        in the line asks the database whether the turn is busy with results of other replicas, or of other tools. A
+        result that has waited as long as it may is written in any case.
         """
         if wait.waiting_turn.suspends and self._remaining_s(wait) > 0:
             with suppress(TurnBusy):
-                return await pending.write(TurnCondition.no_other_command())
+                return await write(TurnCondition.no_other_command())
             async with AsyncExitStack() as line:
                 await self._reach_the_front(wait, line)
                 in_turn = TurnCondition.others_older_than(self._min_result_delay_s)
                 pause_s = _RETRY_S
                 while (remaining_s := self._remaining_s(wait)) > 0:
-                    if not await pending.is_busy(self._min_result_delay_s):
+                    if not await is_turn_busy(self._min_result_delay_s):
                         with suppress(TurnBusy):
-                            written = await pending.write(in_turn)
+                            written = await write(in_turn)
                             self._progress_at[wait.turn] = asyncio.get_running_loop().time()
                             return written
                         pause_s *= 2  # another replica was faster, or holds the lock: send a large result less often
                     with wait.waiting():
                         await asyncio.sleep(min(pause_s, remaining_s))
-        return await pending.write(None)
+        return await write(None)
 
     async def _reach_the_front(self, wait: CommitWait, line: AsyncExitStack) -> None:
-        """Wait until the result is next, as long as it may wait; the time may grow meanwhile."""
+        """Wait until the result is the first of its turn's line, as long as it may wait.
+
+        The loop, as that time grows while results before it are read (`_remaining_s`).
+        """
         with wait.waiting():
             while (remaining_s := self._remaining_s(wait)) > 0:
                 with suppress(TimeoutError):

@@ -32,19 +32,20 @@ async def turn_deadline(
     costs only a timer.
     """
     limit = TurnLimit()
-    checks: list[asyncio.Task[None]] = []
+    checks: list[asyncio.Task[None]] = []  # at most one
 
-    def start() -> None:
+    def start_check() -> None:
         checks.append(asyncio.create_task(_shorten(limit, kernel, limits, identity)))
 
-    timer = asyncio.get_running_loop().call_later(first_check_s, start)
+    timer = asyncio.get_running_loop().call_later(first_check_s, start_check)
     try:
         yield limit
     finally:
         timer.cancel()
         for check in checks:
             check.cancel()
-            await shielded(asyncio.wait([check]), _CHECK_GRACE_S)  # a cancelled call may have its paid result by now
+            # Shielded: the call may have its paid result by now, which a cancellation must not lose.
+            await shielded(asyncio.wait([check]), _CHECK_GRACE_S)
 
 
 async def _shorten(limit: TurnLimit, kernel: Kernel, limits: TimeLimits, identity: CallIdentity) -> None:

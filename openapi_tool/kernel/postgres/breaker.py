@@ -70,12 +70,12 @@ class CircuitBreaker:
     @property
     def may_probe(self) -> bool:
         """Return whether a command may be fetched as a probe (half-open state)."""
-        pending_probes = self._in_progress - (self._retries if self._is_contended else 0)
-        return not pending_probes and self._clock() >= self._failed_at + self._backoff_s()
+        probes_in_progress = self._in_progress - (self._retries if self._is_contended else 0)
+        return not probes_in_progress and self._clock() >= self._failed_at + self._backoff_s()
 
     @property
     def _is_contended(self) -> bool:
-        # A retry meets the same lock again and shows nothing.
+        """Only contention keeps the breaker open. A retry meets the same lock again, so it is no probe."""
         return all(outcome.cause == "contention" for outcome in self._latest.values() if outcome.reason)
 
     @contextmanager
@@ -123,6 +123,7 @@ class CircuitBreaker:
             self._changed()
 
     def _record_contention(self, operation: StoreOperation, outcome: _Outcome) -> None:
+        """Record contention as a failure if another project met it just before; else remember the project."""
         latest = self._latest[operation]
         if latest.reason or latest.suspect not in ("", outcome.suspect):
             self._record(operation, outcome)
@@ -130,6 +131,7 @@ class CircuitBreaker:
             self._latest[operation] = _Outcome(outcome.number, suspect=outcome.suspect)
 
     def _record(self, operation: StoreOperation, outcome: _Outcome) -> None:
+        """Let an outcome decide whether the breaker is open, unless an attempt that began later has ended."""
         latest, reason_before = self._latest[operation], self.reason
         if outcome.number < latest.number:
             return

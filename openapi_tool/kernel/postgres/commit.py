@@ -63,8 +63,9 @@ class Mode(StrEnum):
 
 
 # The turn is busy if another result of it is unread, or if its step has other commands (SENT_LATELY); that is the
-# version's condition `busy`. It also counts as busy if this transaction does not get the lock, which is only tried: if
-# statements waited for it, one blocked commit would take a connection for each result of its turn.
+# version's condition `busy`. It also counts as busy if this transaction does not get the lock: the `case` tells whether
+# it has the lock or needs none. The lock is only tried: if statements waited for it, one blocked commit would take a
+# connection for each result of its turn.
 _TURN = """
 turn as materialized (
     select *, :mode::text in ('at once', 'test') or (:mode in ('alone', 'in turn') and not busy) as writes

@@ -147,6 +147,10 @@ def _as_unavailable(error: Exception) -> Unavailable:
     return Unavailable(f"PostgreSQL: {describe_connection_error(error)}")
 
 
+_CONNECTION = _Translation(_as_unavailable)
+_STATEMENT = _Translation(_statement_error)
+
+
 def describe_connection_error(error: Exception) -> str:
     """Return why PostgreSQL cannot be reached, and what to check."""
     state = _sqlstate(error)
@@ -175,6 +179,3 @@ def describe_connection_error(error: Exception) -> str:
 def located(problem: str, pool: PoolOptions) -> str:
     """Name server and database in an error."""
     return problem.replace("PostgreSQL:", f"PostgreSQL at {pool.where}:", 1)
-
-
-_CONNECTION, _STATEMENT = _Translation(_as_unavailable), _Translation(_statement_error)

@@ -136,10 +136,9 @@ class KernelStore:
         Return False if it was refused: since the load the call got a result, or its turn or request edge was deleted.
         Raises TurnBusy, and has written nothing, if the `condition` does not hold.
         """
-        stored = (artifact.card_id, artifact.content, artifact.metadata, artifact.ttl_s) if artifact else (None,) * 4
-        new_card = card.content, card.metadata, *stored
-        size = len(artifact.content) if artifact else 0
-        return await self._write(self._sql.COMMIT, card.card_id, report, condition, new_card, size)
+        new_cards = (card.content, card.metadata, *_artifact_values(artifact))
+        text_bytes = len(artifact.content) if artifact else 0
+        return await self._write(self._sql.COMMIT, card.card_id, report, condition, new_cards, text_bytes)
 
     async def report(self, card_id: str, report: Report, condition: TurnCondition | None = None) -> bool:
         """Write inbox row and edge for a result card that exists already; otherwise as `commit`."""
@@ -163,12 +162,16 @@ class KernelStore:
         card_id: str,
         report: Report,
         condition: TurnCondition | None,
-        card: tuple[Any, ...] = (),
-        size: int = 0,
+        new_cards: tuple[Any, ...] = (),
+        text_bytes: int = 0,
     ) -> bool:
+        """Execute COMMIT or REPORT, whose parameters end with `new_cards`; return whether it wrote the rows.
+
+        If the database refuses them, find out whether it refuses those of any call: then this raises NeedsOperator.
+        """
         async with self._connection(report.project_id) as connection:
-            execute = partial(self._execute, connection, statement, card_id, report, condition, card)
-            await without_other_long_steps(size)
+            execute = partial(self._execute, connection, statement, card_id, report, condition, new_cards)
+            await without_other_long_steps(text_bytes)
             try:
                 row = await execute()
             except asyncpg.PostgresError as error:
@@ -192,22 +195,23 @@ class KernelStore:
         card_id: str,
         report: Report,
         condition: TurnCondition | None,
-        card: tuple[Any, ...],
+        new_cards: tuple[Any, ...],
     ) -> asyncpg.Record:
+        """Execute a statement in the mode (`Mode`) that checks the condition."""
         quiet_s = None if condition is None else condition.quiet_s
 
         def values(mode: Mode) -> tuple[Any, ...]:
             return self._sql.report_values(card_id, report, mode, quiet_s)
 
         if condition is None:
-            return await connection.fetchrow(statement, *values(Mode.AT_ONCE), *card)
+            return await connection.fetchrow(statement, *values(Mode.AT_ONCE), *new_cards)
         if quiet_s is None:
-            return await connection.fetchrow(statement, *values(Mode.ALONE), *card)
+            return await connection.fetchrow(statement, *values(Mode.ALONE), *new_cards)
         # Other replicas may write results of this turn now. The second run's snapshot is younger than the lock of the
         # first one, so it shows what the last holder of the lock has written. Both runs are one message and one
         # transaction.
-        locking = *values(Mode.LOCK), *(None,) * len(card)
-        [_, row] = await connection.fetchmany(statement, [locking, (*values(Mode.IN_TURN), *card)])
+        locking = *values(Mode.LOCK), *(None,) * len(new_cards)
+        [_, row] = await connection.fetchmany(statement, [locking, (*values(Mode.IN_TURN), *new_cards)])
         return row
 
     async def _require_writable(self, connection: asyncpg.Connection, report: Report) -> None:
@@ -223,12 +227,12 @@ class KernelStore:
     async def _refusal(self, connection: asyncpg.Connection, report: Report, project_id: str) -> str:
         """Return why the database does not store a small result; empty if it does."""
         card, tested = _test_result(report, project_id)
-        values = self._sql.report_values(card.card_id, tested, Mode.TEST, None)
+        values = *self._sql.report_values(card.card_id, tested, Mode.TEST, None), card.content, card.metadata
         transaction = connection.transaction()
         await transaction.start()
         try:
             await connection.execute("set constraints all immediate")
-            row = await connection.fetchrow(self._sql.COMMIT, *values, card.content, card.metadata, *(None,) * 4)
+            row = await connection.fetchrow(self._sql.COMMIT, *values, *_artifact_values(None))
         except asyncpg.PostgresError as error:
             if kind_of(error.sqlstate) != "defect":
                 raise
@@ -292,6 +296,13 @@ class KernelStore:
                 await self._pool.close()
         except TimeoutError:
             self._pool.terminate()
+
+
+def _artifact_values(artifact: ArtifactCard | None) -> tuple[Any, ...]:
+    """Return the last parameters of COMMIT."""
+    if artifact is None:
+        return (None,) * 4
+    return artifact.card_id, artifact.content, artifact.metadata, artifact.ttl_s
 
 
 def _test_result(report: Report, project_id: str) -> tuple[ResultCard, Report]:

@@ -1,4 +1,4 @@
-"""The result of a call, ready to be committed."""
+"""The result of a call in the form in which it is committed or parked."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from openapi_tool.tools.result import ResultFields
 
 
 @dataclass(frozen=True, slots=True)
-class CallResult:
-    """Fields of the result card, and the artifact card if the output was truncated."""
+class ResultToCommit:
+    """Fields of the result card, and the artifact card with the whole text if the model is shown a part of it.
+
+    `parked`: an earlier run made the result, paid for it and parked it.
+    """
 
     fields: ResultFields
     artifact: ArtifactCard | None = None
