@@ -13,6 +13,7 @@ from openapi_tool.concurrency.background import repeat
 from openapi_tool.engine.runner import ToolRunner
 from openapi_tool.quotas.options import LimitOptions
 from openapi_tool.settings import CONFIG_VARIABLE, Settings, SettingsError
+from openapi_tool.telemetry.health import RECENT_WARNINGS
 from openapi_tool.tools.policy import Policy
 from openapi_tool.tools.secret_variables import FILE_SUFFIX, Secrets
 
@@ -106,6 +107,7 @@ class Reloader:
         need_restart = [name for name in names if getattr(before, name) != getattr(after, name)]
         if before.limits.pools != after.limits.pools:
             need_restart.append("limits.pools")
+        RECENT_WARNINGS.solve("reload.failed")
         log.info(
             "reloaded policy, keys and limits",
             extra={"action": "reload.done", "missing": fresh.secrets.missing(), "need_restart": sorted(need_restart)},

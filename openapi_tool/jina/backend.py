@@ -255,6 +255,7 @@ class JinaBackend:
                 else:
                     tokens = result.usage.tokens
                     permit.done(tokens)
+                    self._refused_keys.record_success(KeyUse(permit.variable, name))
                     return _output(result, parameters, context)
                 finally:
                     if tokens is None:

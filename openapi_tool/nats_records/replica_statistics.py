@@ -68,6 +68,7 @@ class _WarningStats(_StrictModel):
     count: int
     ago_s: float | None = None
     message: _Text
+    lasts: bool | None = None
     project_id: _Name | None = None
     variable: _Name | None = None
 

@@ -785,7 +785,7 @@ class KeyPermit(Permit):
     __slots__ = ("_attempt", "_ended", "_limit", "_trial", "_wanted", "sent_at")
 
     def __init__(self, limit: KeyLimit, attempt: Attempt | None, wanted: PermitRequest) -> None:
-        super().__init__(limit.keys.get(limit.variable) or wanted.key)
+        super().__init__(limit.variable, limit.keys.get(limit.variable) or wanted.key)
         self._limit = limit
         self._attempt = attempt
         self._wanted = wanted

@@ -63,12 +63,13 @@ class PermitRequest:
 class Permit:
     """Right to send one request with `key`, perhaps another than that of the request for it. This one is unlimited.
 
-    `is_sent`: the request got its connection, so the upstream may charge for it.
+    `variable` is the key's. `is_sent`: the request got its connection, so the upstream may charge for it.
     """
 
-    __slots__ = ("__weakref__", "is_sent", "key")
+    __slots__ = ("__weakref__", "is_sent", "key", "variable")
 
-    def __init__(self, key: SecretStr) -> None:
+    def __init__(self, variable: str, key: SecretStr) -> None:
+        self.variable = variable
         self.key = key
         self.is_sent = False
 
@@ -105,4 +106,4 @@ class Unlimited:
 
     async def acquire(self, wanted: PermitRequest) -> Permit:
         """Return a permit at once."""
-        return Permit(wanted.key)
+        return Permit(wanted.variable, wanted.key)

@@ -45,12 +45,12 @@ def found_problems(replicas: Sequence[Replica], expect: int = 0) -> FoundProblem
          for warning in replica.get("warnings") or ()),
         key=lambda entry: _ago_s(entry[1]),
     )  # fmt: skip
-    recent = [(name, warning) for name, warning, lasts in warned if lasts is None and _ago_s(warning) < _RECENT_S]
-    earlier = [(name, warning) for name, warning, lasts in warned if lasts is None and _ago_s(warning) >= _RECENT_S]
+    present = [(name, warning) for name, warning, lasts in warned if lasts is None and _is_recent(warning)]
+    earlier = [(name, warning) for name, warning, lasts in warned if lasts is None and not _is_recent(warning)]
     recovered = [(name, warning) for name, warning, lasts in warned if lasts is False]
     of = len(replicas)
     return FoundProblems(
-        [*_missing(of, expect), *_lines(states, of), *_warning_lines(recent, of)],
+        [*_missing(of, expect), *_lines(states, of), *_warning_lines(present, of)],
         [*(f"recovered: {line}" for line in _warning_lines(recovered, of)), *_warning_lines(earlier, of)],
     )
 
@@ -213,7 +213,9 @@ _ADVICE = {"tool.disabled": "; see openapi-tool tools disabled", "tool.enabled":
 
 
 def _lasts(replica: Replica, warning: Warned) -> bool | None:
-    """Return whether the state that a warning is about lasts; None if the statistics do not contain it."""
+    """Return whether `_states` shows what a warning is about; False if that is over, None if it is not known."""
+    if warning.get("lasts") is not None:
+        return None if warning["lasts"] else False
     if warning["action"] in _BY_OUTAGE:
         return False if _was_before_recovery(replica, warning) else None
     lasts = _LASTING.get(warning["action"])
@@ -225,6 +227,10 @@ def _was_before_recovery(replica: Replica, warning: Warned) -> bool:
     dependencies = (replica.get("health") or {}).get("dependencies") or {}
     nats = dependencies.get("nats") or {}
     return bool(nats.get("ok")) and (nats.get("for_s") or 0) < _ago_s(warning)
+
+
+def _is_recent(warning: Warned) -> bool:
+    return bool(warning.get("lasts")) or _ago_s(warning) < _RECENT_S
 
 
 def _ago_s(warning: Warned) -> float:

@@ -40,12 +40,13 @@ from openapi_tool.nats_client.options import BusOptions, NatsOptions
 from openapi_tool.open_files import OUT_OF_FILES
 from openapi_tool.protocol.attempts import UpstreamAttempt
 from openapi_tool.protocol.tracing import SpanContext, TraceLink, parse_traceparent
+from openapi_tool.quotas.keys import KeyUse, RefusedKeys
 from openapi_tool.service.file_limit import file_limit_problem, fit_to_file_limit, health_connections
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry import calls, metrics, otlp
 from openapi_tool.telemetry import health_server as module
 from openapi_tool.telemetry.calls import RECENT, CallFacts
-from openapi_tool.telemetry.health import NATS, Health, RecentWarnings, Snapshots
+from openapi_tool.telemetry.health import NATS, RECENT_WARNINGS, Health, RecentWarnings, Snapshots
 from openapi_tool.telemetry.health_server import MAX_CONNECTIONS, exposition, health_server
 from openapi_tool.telemetry.logs import (
     CALL_FIELDS,
@@ -61,6 +62,7 @@ from openapi_tool.telemetry.logs import (
 )
 from openapi_tool.telemetry.otlp import ExportingTracer, PeriodicExport
 from openapi_tool.telemetry.redact import Redactor
+from openapi_tool.telemetry.replica_problems import found_problems
 from openapi_tool.telemetry.spans import WireTracer
 from tests.requirements import requirement
 from tests.support import TRACE_ID, each
@@ -556,6 +558,44 @@ def test_an_outage_of_each_dependency_is_a_recent_warning_so_that_it_is_known_af
         ]
     finally:
         logging.getLogger("openapi_tool").removeHandler(warnings)
+
+
+@requirement("cli.top", "reload")
+@pytest.mark.parametrize("action", ["reload.failed", "tools.reload_failed"])
+def test_a_failed_reload_is_a_warning_until_one_succeeds(action: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    warnings, now = RecentWarnings(), 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    warnings.handle(record("wrong", action=action))
+    now += 7_200
+    for number in range(200):
+        warnings.handle(record("many", action=f"many.{number}"))
+    snapshot = warnings.snapshot()
+    assert (len(snapshot), snapshot[-1]["action"], snapshot[-1]["lasts"]) == (100, action, True)
+    replica = {"instance": "r", "warnings": snapshot[-1:]}
+    assert found_problems([replica]).now == [f"r: {action}, 1 time, last 120 min ago: wrong"]
+    warnings.solve(action)
+    assert action not in str(warnings.snapshot()), "it was more than ten minutes ago"
+    warnings.handle(record("wrong again", action=action))
+    warnings.solve(action)
+    replica = {"instance": "r", "warnings": warnings.snapshot()[:1]}
+    assert found_problems([replica]).earlier == [f"recovered: r: {action}, 1 time, last 0 s ago: wrong again"]
+
+
+@requirement("cli.top", "answer.errors")
+def test_a_refused_key_has_recovered_at_an_endpoint_once_a_request_there_succeeded() -> None:
+    keys, search, reader = RefusedKeys(), KeyUse("KEY", "search"), KeyUse("KEY", "reader")
+    RECENT_WARNINGS.install(REDACTOR)
+    try:
+        for use in (search, reader):
+            keys.record(use, 401)
+        keys.record_success(search)
+        found = found_problems([{"instance": "r", "warnings": RECENT_WARNINGS.snapshot()}])
+        assert [line.partition(" for a ")[2].partition(" ")[0] for line in found.now] == ["reader"]
+        assert found.earlier[0].startswith("recovered: r: key.refused, 1 time, last 0 s ago: the upstream refused")
+        keys.record(search, 401)
+        assert len(found_problems([{"instance": "r", "warnings": RECENT_WARNINGS.snapshot()}]).earlier) == 0, "again"
+    finally:
+        logging.getLogger("openapi_tool").removeHandler(RECENT_WARNINGS)
 
 
 @requirement("cli.top")
