@@ -20,6 +20,7 @@ from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.calls import RECENT, CallFacts
 from openapi_tool.telemetry.metrics import Instrument, samples
 from openapi_tool.telemetry.redact import Redactor
+from openapi_tool.telemetry.upstream_waits import UPSTREAM_WAITS
 from openapi_tool.tools.wording import short
 
 log = logging.getLogger(__name__)
@@ -296,6 +297,7 @@ class Snapshots:
             "upstream_limits": list(self.health.limits()),
             "configured_limits": list(self.health.configured_limits()),
             "upstream_keys": list(self.health.keys()),
+            "upstream_waits": UPSTREAM_WAITS.snapshot(),
             "budgets": list(self.health.budgets()),
             "tools": _rows(recent),
             "errors": _errors(recent),

@@ -11,7 +11,7 @@ from openapi_tool.tools.wording import counted
 _SLOW_DATABASE_MS = 1_000
 _CLOCK_OFFSET_S = 2.0
 _RECENT_S = 60.0
-_LONG_HELD_S = 20.0  # most calls end earlier
+_LONG_S = 20.0  # most calls end earlier
 _NAMES_SHOWN = 3
 
 Replica = Mapping[str, Any]
@@ -60,9 +60,16 @@ def but_noticed(replicas: Sequence[Replica]) -> str:
     calls, failed = (sum(replica.get(name) or 0 for replica in replicas) for name in ("calls", "failed"))
     noticed = [f"{failed} of {counted(calls, 'call')} of the last minute failed"] if failed else []
     held_s = max((replica.get("oldest_held_s") or 0.0 for replica in replicas), default=0.0)
-    if held_s >= _LONG_HELD_S:
+    if held_s >= _LONG_S:
         noticed.append(f"a command is held for {_span(held_s)}")
+    waits = [wait for replica in replicas for wait in replica.get("upstream_waits") or ()]
+    if waits and (longest := max(waits, key=_oldest_s)) and _oldest_s(longest) >= _LONG_S:
+        noticed.append(f"a request to {longest.get('host')} waits for {_span(_oldest_s(longest))}")
     return f", but {' and '.join(noticed)}" if noticed else ""
+
+
+def _oldest_s(wait: Mapping[str, Any]) -> float:
+    return float(wait.get("oldest_s") or 0.0)
 
 
 def _missing(replicas: int, expect: int) -> Iterator[str]:
@@ -95,6 +102,7 @@ def _states(replica: Replica) -> Iterator[_Report]:
         if not state.get("ok"):
             yield _state(name, ": ".join(filter(None, (f"{dependency} is unavailable", state.get("reason")))))
     yield from _key_states(name, replica)
+    yield from _host_states(name, replica)
     yield from _limit_states(name, replica)
     if why := health.get("budgets_by_last_known_state"):
         yield _state(name, f"budgets cannot be shared, so the last known use counts: {why}")
@@ -123,6 +131,20 @@ def _key_states(name: str, replica: Replica) -> Iterator[_Report]:
     for key in replica.get("upstream_keys") or ():
         about = f"{key.get('endpoint')} requests with the key of {key.get('variable')} ({key.get('state')})"
         yield _state(name, f"the upstream refuses {about}: see openapi-tool limits")
+
+
+def _host_states(name: str, replica: Replica) -> Iterator[_Report]:
+    for wait in replica.get("upstream_waits") or ():
+        if (wait.get("silent_s") or 0.0) >= _LONG_S:
+            host = str(wait.get("host"))
+            yield _Report(("silent", host), name, _is_silent(host), wait["silent_s"])
+
+
+def _is_silent(host: str) -> Callable[[float], str]:
+    return lambda seconds: (
+        f"{host} does not answer: the first request without an answer was sent {_span(seconds)} ago; "
+        "openapi-tool check --upstream tries it from here"
+    )
 
 
 def _limit_states(name: str, replica: Replica) -> Iterator[_Report]:

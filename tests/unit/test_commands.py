@@ -862,6 +862,22 @@ def test_top_begins_with_the_problems_and_names_the_errors_of_each_tool() -> Non
 
 
 @requirement("cli.top")
+def test_a_host_of_the_upstream_that_does_not_answer_is_a_problem_of_all_that_wait_for_it() -> None:
+    def waiting(silent_s: float, oldest_s: float) -> dict[str, Any]:
+        return {"upstream_waits": [{"host": "s.jina.ai", "open": 2, "oldest_s": oldest_s, "silent_s": silent_s}]}
+
+    replicas = [{**REPLICA, "instance": f"vm-{number}", **waiting(20.0 + number, 9.0)} for number in range(2)]
+    [line] = found_problems([*replicas, {**REPLICA, **waiting(19.9, 19.9)}]).now
+    assert line == (
+        "vm-0, vm-1: s.jina.ai does not answer: the first request without an answer was sent 21 s ago; openapi-tool "
+        "check --upstream tries it from here"
+    )
+    answered = [{**REPLICA, **waiting(1.0, 33.0), "oldest_held_s": 35.0}, {**REPLICA, **waiting(1.0, 19.0)}]
+    assert found_problems(answered).now == [], "others are answered, so one page takes long"
+    assert but_noticed(answered) == ", but a command is held for 35 s and a request to s.jina.ai waits for 33 s"
+
+
+@requirement("cli.top")
 def test_a_command_that_is_held_for_long_is_noticed_though_no_state_names_a_cause() -> None:
     replicas = [{**REPLICA, "oldest_held_s": 34.6}, {**REPLICA, "oldest_held_s": 3.0}]
     assert but_noticed(replicas) == ", but a command is held for 35 s"

@@ -64,6 +64,7 @@ from openapi_tool.telemetry.otlp import ExportingTracer, PeriodicExport
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.telemetry.replica_problems import found_problems
 from openapi_tool.telemetry.spans import WireTracer
+from openapi_tool.telemetry.upstream_waits import UpstreamWaits
 from tests.requirements import requirement
 from tests.support import TRACE_ID, each
 
@@ -596,6 +597,63 @@ def test_a_refused_key_has_recovered_at_an_endpoint_once_a_request_there_succeed
         assert len(found_problems([{"instance": "r", "warnings": RECENT_WARNINGS.snapshot()}]).earlier) == 0, "again"
     finally:
         logging.getLogger("openapi_tool").removeHandler(RECENT_WARNINGS)
+
+
+class Upstream:
+    """Requests to one host, with a clock that the test sets."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1_000.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        self.waits = UpstreamWaits()
+
+    def begin(self) -> UpstreamAttempt:
+        attempt = UpstreamAttempt(self.now, "GET", "a.example", 0)
+        self.waits.begin(attempt)
+        return attempt
+
+    def end(self, attempt: UpstreamAttempt, http_status: int | None = None, *, cancelled: bool = False) -> None:
+        if not cancelled:
+            attempt.http_status = http_status
+            attempt.end(self.now)
+        self.waits.end(attempt)
+
+    def shown(self) -> list[tuple[int, float, float]]:
+        return [(host["open"], host["oldest_s"], host["silent_s"]) for host in self.waits.snapshot()]
+
+
+@requirement("cli.top")
+def test_a_host_is_silent_from_its_first_request_until_it_answers_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    upstream = Upstream(monkeypatch)
+    first = upstream.begin()
+    upstream.now += 30
+    assert upstream.shown() == [(1, 30.0, 30.0)]
+    second = upstream.begin()
+    upstream.end(first)  # too late
+    upstream.now += 5
+    assert upstream.shown() == [(1, 5.0, 35.0)], "also if each single request is given up earlier"
+    upstream.end(second, 503)
+    assert upstream.shown() == [], "any status is an answer"
+    third, fourth = upstream.begin(), upstream.begin()
+    upstream.now += 40
+    upstream.end(third, 200)
+    assert upstream.shown() == [(1, 40.0, 0.0)], "one request waits, but the host answers"
+    upstream.end(fourth, cancelled=True)
+    assert upstream.shown() == []
+
+
+@requirement("cli.top")
+def test_a_host_without_requests_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    upstream = Upstream(monkeypatch)
+    upstream.end(upstream.begin(), cancelled=True)
+    upstream.now += 600
+    upstream.end(upstream.begin())
+    upstream.now += 60
+    assert upstream.shown() == [(0, 0.0, 60.0)]
+    upstream.now += 1
+    assert upstream.shown() == [], "it failed a minute ago"
+    upstream.begin()
+    assert upstream.shown() == [(1, 0.0, 0.0)]
 
 
 @requirement("cli.top")
