@@ -13,6 +13,7 @@ from openapi_tool.concurrency.background import repeat
 from openapi_tool.engine.runner import ToolRunner
 from openapi_tool.quotas.options import LimitOptions
 from openapi_tool.settings import CONFIG_VARIABLE, Settings, SettingsError
+from openapi_tool.settings.sources import named_by
 from openapi_tool.telemetry.health import RECENT_WARNINGS
 from openapi_tool.tools.policy import Policy
 from openapi_tool.tools.secret_variables import FILE_SUFFIX, Secrets
@@ -120,7 +121,7 @@ class Reloader:
 
 
 def _emptied() -> SettingsError:
-    return SettingsError([f"{CONFIG_VARIABLE}: the file has become empty; to have no settings, restart"])
+    return SettingsError([f"{named_by(CONFIG_VARIABLE)}: the file has become empty; to have no settings, restart"])
 
 
 class FileWatcher:

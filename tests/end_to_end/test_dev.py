@@ -648,6 +648,8 @@ def test_each_dev_stack_has_a_state_file_of_its_own_that_only_its_user_can_read(
 def test_of_several_running_dev_stacks_one_must_be_named(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PG_DSN", "NATS_SERVERS"):
         monkeypatch.delenv(name, raising=False)
+    none = CliRunner().invoke(app, ["--dev", "three", "top", "--once"])
+    assert none.stderr == "openapi-tool: no dev stack named 'three' is running; running are: none\n"
     with claimed_state() as first, claimed_state("two") as second:
         assert first is not None
         assert second is not None
@@ -664,7 +666,8 @@ def test_of_several_running_dev_stacks_one_must_be_named(state: Path, monkeypatc
         exported = CliRunner().invoke(app, ["top", "--once"], env={"OPENAPI_TOOL_DEV": "two"})
         assert "NATS at 127.0.0.1:2: connection refused" in exported.stderr
         unknown = CliRunner().invoke(app, ["--dev", "three", "top", "--once"])
-        assert (unknown.exit_code, unknown.stderr) == (2, "openapi-tool: no dev stack named 'three' is running\n")
+        names_them = "openapi-tool: no dev stack named 'three' is running; running are: dev, two\n"
+        assert (unknown.exit_code, unknown.stderr) == (2, names_them)
 
 
 @pytest.mark.parametrize(

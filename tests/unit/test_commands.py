@@ -489,7 +489,20 @@ def test_check_reads_the_file_that_it_is_given_as_serve_does(tmp_path: Path) -> 
     assert "(database fromfile): connection refused" in result.stdout
     missing = CliRunner().invoke(app, ["check", "--config", str(tmp_path / "none.toml")], env=UNREACHABLE)
     assert (missing.exit_code, missing.stdout) == (2, "")
-    assert "none.toml" in missing.stderr
+    assert f"--config={tmp_path / 'none.toml'}: cannot be read: No such file" in missing.stderr
+    assert CONFIG_VARIABLE not in missing.stderr
+    by_variable = CliRunner().invoke(app, ["check"], env={**UNREACHABLE, **without})
+    assert f"{CONFIG_VARIABLE}={tmp_path / 'missing.toml'}: cannot be read: No such file" in by_variable.stderr
+
+
+@requirement("settings.sources")
+@pytest.mark.parametrize("command", [["serve"], ["config", "show"], ["tools", "lint", "-"], ["gateway"], ["mcp"]])
+def test_a_mistake_in_the_file_of_the_option_names_the_option(command: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text("[executor")
+    result = CliRunner().invoke(app, [*command, "--config", str(file)], env={CONFIG_VARIABLE: "/nowhere"})
+    assert result.exit_code == 2
+    assert f"--config={file}: is no TOML in UTF-8" in result.stderr
 
 
 @requirement("cli.check")
