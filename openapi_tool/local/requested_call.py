@@ -124,7 +124,10 @@ async def _check_stream(caller: Caller, subject: str, *, anywhere: bool) -> None
     try:
         name = await jetstream.find_stream_name_by_subject(subject)
     except NotFoundError:
-        raise DevError(f"no stream captures {subject}; the kernel or an executor creates it at its start") from None
+        raise DevError(
+            f"no stream captures {subject}; the kernel or an executor creates it at its start: "
+            "openapi-tool top shows which executors run, openapi-tool check what they lack"
+        ) from None
     if not anywhere:
         info = await jetstream.stream_info(name)
         if not STREAM_MARK.items() <= (info.config.metadata or {}).items():

@@ -372,11 +372,12 @@ def test_variation_selectors_of_emoji_stay_but_not_hidden_text_of_them() -> None
     assert printable_line("\ufe0f") == "\\ufe0f"
 
 
+@pytest.mark.parametrize("times", [{}, {"placed": 0}])
 @pytest.mark.usefixtures("_wide")
 @requirement("terminal.text")
-def test_the_reason_of_a_missing_result_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_of_a_missing_result_is_escaped(times: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     async def none(*_: Any) -> Any:
-        return call_command._CallOutcome(placed_call(), None, {}, HOSTILE)  # noqa: SLF001
+        return call_command._CallOutcome(placed_call(), None, times, HOSTILE)  # noqa: SLF001
 
     monkeypatch.setattr(call_command, "_kernel", lambda *_: (None, None, Redactor()))
     monkeypatch.setattr(call_command, "_call", none)
