@@ -427,7 +427,10 @@ def _password(variables: dict[str, str]) -> str:
 
 
 @requirement("cli.dev")
-async def test_dev_names_a_server_that_ended_unexpectedly(start_dev: StartDev, spaced: Path) -> None:
+@pytest.mark.parametrize(("program", "name"), [("nats-server", "nats-server"), ("postgres", "PostgreSQL")])
+async def test_dev_names_a_server_that_ended_unexpectedly(
+    start_dev: StartDev, spaced: Path, program: str, name: str
+) -> None:
     paths = [spaced / state_path(name).name for name in automatic_names()]
     with ExitStack() as exits:
         for path in paths:  # so no state file is left, and `call` cannot find the started stack
@@ -437,10 +440,12 @@ async def test_dev_names_a_server_that_ended_unexpectedly(start_dev: StartDev, s
     (prefix,) = {line.split(" call ")[0] for line in dev.output.splitlines() if " call " in line}
     assert f"PG_DSN={variables['PG_DSN']} NATS_SERVERS={variables['NATS_SERVERS']} " in prefix
     parts, folder = dev.parts(), dev.folder()
-    next(part for part in parts if "nats-server" in part.name()).kill()
+    next(part for part in parts if part.name() == program).kill()
     async with asyncio.timeout(20):
         assert await dev.ended() == 1
-    assert "nats-server ended unexpectedly" in dev.output
+    beginning = f"openapi-tool: {name} ended unexpectedly (signal 9, Killed), so dev stops everything that it started; "
+    assert f"{beginning}start it again with: {sys.executable} -m openapi_tool dev\n" in dev.output
+    assert "reconnecting" not in dev.output.partition(beginning)[2], "the log is the server's"
     assert_vanished(parts, folder)
     assert sorted(os.listdir(spaced)) == sorted(path.name for path in paths), "the others'"  # noqa: PTH208 - blocking is harmless here
 
