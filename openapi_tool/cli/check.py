@@ -12,7 +12,7 @@ from pathlib import Path
 import typer
 
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap
-from openapi_tool.cli.kernel import servers_of_named_dev
+from openapi_tool.cli.kernel import names_of_dev, servers_of_named_dev
 from openapi_tool.cli.output import USAGE, print_json, print_line, print_status
 from openapi_tool.cli.tools_registry import judge, stored_check
 from openapi_tool.jina.client import JinaClient
@@ -71,6 +71,9 @@ def _check(*, as_json: bool, project: list[str] | None, upstream: bool) -> None:
         if as_json:
             _print_json({"settings": CheckResult("\n".join(error.problems))}, [])
             raise typer.Exit(USAGE) from None
+        stacks = ", ".join(names_of_dev())
+        if stacks and any(problem.startswith("postgres: is missing") for problem in error.problems):
+            error.problems.append(f"to check a running dev stack ({stacks}): openapi-tool --dev NAME check")
         raise
     own = bootstrap.settings.protocol.project
     projects = project or ([] if own == "*" else [own])

@@ -45,8 +45,8 @@ def found_problems(replicas: Sequence[Replica], expect: int = 0) -> FoundProblem
          for warning in replica.get("warnings") or ()),
         key=lambda entry: _ago_s(entry[1]),
     )  # fmt: skip
-    present = [(name, warning) for name, warning, lasts in warned if lasts is None and _is_recent(warning)]
-    earlier = [(name, warning) for name, warning, lasts in warned if lasts is None and not _is_recent(warning)]
+    present = [(name, warning) for name, warning, lasts in warned if lasts is None and _is_present(warning)]
+    earlier = [(name, warning) for name, warning, lasts in warned if lasts is None and not _is_present(warning)]
     recovered = [(name, warning) for name, warning, lasts in warned if lasts is False]
     of = len(replicas)
     return FoundProblems(
@@ -142,8 +142,7 @@ def _host_states(name: str, replica: Replica) -> Iterator[_Report]:
 
 def _is_silent(host: str) -> Callable[[float], str]:
     return lambda seconds: (
-        f"{host} does not answer: the first request without an answer was sent {_span(seconds)} ago; "
-        "openapi-tool check --upstream tries it from here"
+        f"requests to {host} have had no answer for {_span(seconds)}: openapi-tool check --upstream tries it from here"
     )
 
 
@@ -231,7 +230,11 @@ _BY_OUTAGE = ("nats.error", "switches.not_read", "key.not_shared", "heartbeat.fa
 """Warnings that an outage of NATS may cause, but also something else."""
 
 
-_ADVICE = {"tool.disabled": "; see openapi-tool tools disabled", "tool.enabled": "; see openapi-tool tools disabled"}
+_ADVICE = {
+    "call.dead_lettered": "; see openapi-tool deadletters list",
+    "tool.disabled": "; see openapi-tool tools disabled",
+    "tool.enabled": "; see openapi-tool tools disabled",
+}
 
 
 def _lasts(replica: Replica, warning: Warned) -> bool | None:
@@ -251,7 +254,8 @@ def _was_before_recovery(replica: Replica, warning: Warned) -> bool:
     return bool(nats.get("ok")) and (nats.get("for_s") or 0) < _ago_s(warning)
 
 
-def _is_recent(warning: Warned) -> bool:
+def _is_present(warning: Warned) -> bool:
+    """Return whether a warning counts as present, if nothing else says so."""
     return bool(warning.get("lasts")) or _ago_s(warning) < _RECENT_S
 
 

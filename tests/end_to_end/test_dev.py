@@ -668,6 +668,9 @@ def test_of_several_running_dev_stacks_one_must_be_named(state: Path, monkeypatc
         assert "NATS at 127.0.0.1:2" in CliRunner().invoke(app, ["--dev", "two", "call", "a_tool"]).stderr
         checked = CliRunner().invoke(app, ["--dev", "two", "check"], env={"PG_DSN": "postgresql://127.0.0.1:3/own"})
         assert "PostgreSQL at 127.0.0.1:2" in checked.output
+        unnamed = CliRunner().invoke(app, ["check"])
+        assert "postgres: is missing; set PG_DSN\n" in unnamed.stderr
+        assert "to check a running dev stack (dev, two): openapi-tool --dev NAME check\n" in unnamed.stderr
         exported = CliRunner().invoke(app, ["top", "--once"], env={"OPENAPI_TOOL_DEV": "two"})
         assert "NATS at 127.0.0.1:2: connection refused" in exported.stderr
         unknown = CliRunner().invoke(app, ["--dev", "three", "top", "--once"])
