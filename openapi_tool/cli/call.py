@@ -12,10 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import nats.errors
 import orjson
 import typer
-from nats.js.errors import NoStreamResponseError
 
 from openapi_tool.bootstrap import NAME, build_bootstrap
 from openapi_tool.cli.kernel import connected_once
@@ -26,8 +24,7 @@ from openapi_tool.kernel.postgres.failures import located, translate_connection_
 from openapi_tool.local.caller import ERRORS, Caller, ResultRows, open_database
 from openapi_tool.local.dev_state import DevError, SeveralStacks, running_dev
 from openapi_tool.local.placed_call import PlacedCall
-from openapi_tool.local.requested_call import RequestedCall, save_call
-from openapi_tool.nats_client.connection_errors import describe_jetstream_error
+from openapi_tool.local.requested_call import RequestedCall, publish_call, save_call
 from openapi_tool.nats_client.options import BusOptions, NatsOptions
 from openapi_tool.options.postgres import PoolOptions, PostgresOptions
 from openapi_tool.protocol.cards import as_model_reads
@@ -159,27 +156,16 @@ async def _call(
             with translate_connection_errors():
                 database = await stack.enter_async_context(open_database(pool.dsn, pool.postgres.timeout_s))
             caller = Caller(database, client, pool.version)
-            placed = await save_call(caller, requested, arguments)
-            if refusal := await _refusal(caller, placed, bus.where):
-                return _CallOutcome(placed, None, {}, refusal)
+            placed = await save_call(caller, requested, arguments, bus.where)
+            try:
+                await interruptible(publish_call(caller, placed, bus.where))
+            except Unavailable as error:
+                return _CallOutcome(placed, None, {}, str(error))
             return await _outcome(caller, placed, timeout_s)
     except Unavailable as error:
         raise DevError(located(str(error), pool)) from None
-    except nats.errors.Error as error:
-        raise DevError(describe_jetstream_error(error, bus.where)) from None
     except ERRORS as error:
         raise DevError(f"cannot use PostgreSQL or NATS: {type(error).__name__}: {error}") from None
-
-
-async def _refusal(caller: Caller, placed: PlacedCall, where: str) -> str:
-    """Publish the command; return why no stream has stored it."""
-    try:
-        await interruptible(caller.publish(placed))
-    except NoStreamResponseError:
-        return f"no stream captures {placed.subject}"
-    except nats.errors.Error as error:
-        return describe_jetstream_error(error, where)
-    return ""
 
 
 async def _outcome(caller: Caller, placed: PlacedCall, timeout_s: float) -> _CallOutcome:
@@ -199,9 +185,9 @@ def _print_outcome(outcome: _CallOutcome, redactor: Redactor) -> None:
     placed, content = outcome.placed, outcome.content
     if outcome.answer is None and not outcome.times:
         fail(
-            f"no stream has stored the command of {placed.tool_call_id}: {redactor.text(outcome.why)}\n"
+            f"no stream has confirmed the command of {placed.tool_call_id}: {redactor.text(outcome.why)}\n"
             "openapi-tool check says what NATS lacks, openapi-tool nats durable what the stream holds. "
-            "The call is saved, but no executor gets it.",
+            "The call is saved; without its command no executor runs it.",
             _NO_RESULT,
         )
     if outcome.answer is None:

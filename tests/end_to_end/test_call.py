@@ -205,14 +205,14 @@ async def test_a_command_that_the_stream_refuses_is_reported_with_what_to_do(cal
     assert (result.exit_code, result.stdout) == (3, "")
     told = " ".join(result.stderr.split())
     assert ": maximum messages exceeded; free its disk or raise the limit openapi-tool check says what NATS" in told
-    assert told.startswith("openapi-tool: no stream has stored the command of tc_")
+    assert told.startswith("openapi-tool: no stream has confirmed the command of tc_")
     assert "Error" not in told
 
 
 @requirement("cli.call")
 @pytest.mark.parametrize(
     ("denied", "exit_code", "beginning"),
-    [("cg.>", 3, "no stream has stored the command of tc_"), ("$JS.API.>", 2, "NATS at 127.0.0.1:")],
+    [("cg.>", 3, "no stream has confirmed the command of tc_"), ("$JS.API.>", 2, "NATS at 127.0.0.1:")],
 )
 async def test_a_missing_permission_is_reported_with_the_login_to_check(
     stack: EmbeddedStack, addresses: dict[str, str], caller: Caller, denied: str, exit_code: int, beginning: str

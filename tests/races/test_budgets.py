@@ -335,7 +335,7 @@ class _Recorded(Permit):
     __slots__ = ("ends",)
 
     def __init__(self, key: SecretStr, ends: list[str]) -> None:
-        super().__init__(key)
+        super().__init__("KEY", key)
         self.ends = ends
 
     def done(self, tokens: int) -> None:
