@@ -39,9 +39,11 @@ class Reloader:
     use_limits: Callable[[LimitOptions], None] = lambda _: None
     _latest: Bootstrap | None = None
     _had_content: bool = field(init=False)
+    _watcher: FileWatcher = field(init=False)
 
     def __post_init__(self) -> None:
         self._had_content = self._config_bytes() > 0
+        self._watcher = FileWatcher(self.files)  # now: a file may change before `run`
 
     def add(self, runner: ToolRunner) -> None:
         """Add the runner of a kernel, which may connect long after the last reload."""
@@ -56,10 +58,9 @@ class Reloader:
 
     async def run(self, requested: asyncio.Event) -> None:
         """Reload whenever `requested` is set or a file changed."""
-        watcher = FileWatcher(self.files)
 
         async def look() -> None:
-            if await asyncio.to_thread(watcher.changed):
+            if await asyncio.to_thread(self._watcher.changed):
                 requested.set()
 
         async with asyncio.TaskGroup() as group:

@@ -555,6 +555,26 @@ async def test_a_defect_in_a_reload_is_logged_and_the_next_reload_takes_place(
     assert actions(caplog) == ["background.failed", "reload.failed", "reload.done"]
 
 
+@requirement("reload")
+async def test_a_change_before_the_watch_begins_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The watch begins only once the connections are opened."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr("openapi_tool.reloading.POLL_S", 0.01)
+    file = tmp_path / "settings.toml"
+    file.write_text("")
+    monkeypatch.setenv("OPENAPI_TOOL_CONFIG", str(file))
+    monkeypatch.setenv("PG_DSN", "postgresql://127.0.0.1/x")
+    reloader = Reloader(build_bootstrap(load_settings(), {}), load_settings, {"OPENAPI_TOOL_CONFIG": str(file)})
+    file.write_text("# changed\n")
+    running = asyncio.create_task(reloader.run(asyncio.Event()))
+    async with asyncio.timeout(_TIMEOUT_S):
+        while actions(caplog) != ["reload.done"]:  # noqa: ASYNC110 - there is no event to wait for
+            await asyncio.sleep(0.01)
+    running.cancel()
+
+
 def actions(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.__dict__["action"] for record in caplog.records]
 
