@@ -13,6 +13,8 @@ from openapi_tool.concurrency.background import repeat
 from openapi_tool.engine.runner import ToolRunner
 from openapi_tool.quotas.options import LimitOptions
 from openapi_tool.settings import CONFIG_VARIABLE, Settings, SettingsError
+from openapi_tool.settings.sources import named_by
+from openapi_tool.telemetry.health import RECENT_WARNINGS
 from openapi_tool.tools.policy import Policy
 from openapi_tool.tools.secret_variables import FILE_SUFFIX, Secrets
 
@@ -37,9 +39,11 @@ class Reloader:
     use_limits: Callable[[LimitOptions], None] = lambda _: None
     _latest: Bootstrap | None = None
     _had_content: bool = field(init=False)
+    _watcher: FileWatcher = field(init=False)
 
     def __post_init__(self) -> None:
         self._had_content = self._config_bytes() > 0
+        self._watcher = FileWatcher(self.files)  # now: a file may change before `run`
 
     def add(self, runner: ToolRunner) -> None:
         """Add the runner of a kernel, which may connect long after the last reload."""
@@ -54,10 +58,9 @@ class Reloader:
 
     async def run(self, requested: asyncio.Event) -> None:
         """Reload whenever `requested` is set or a file changed."""
-        watcher = FileWatcher(self.files)
 
         async def look() -> None:
-            if await asyncio.to_thread(watcher.changed):
+            if await asyncio.to_thread(self._watcher.changed):
                 requested.set()
 
         async with asyncio.TaskGroup() as group:
@@ -106,6 +109,7 @@ class Reloader:
         need_restart = [name for name in names if getattr(before, name) != getattr(after, name)]
         if before.limits.pools != after.limits.pools:
             need_restart.append("limits.pools")
+        RECENT_WARNINGS.solve("reload.failed")
         log.info(
             "reloaded policy, keys and limits",
             extra={"action": "reload.done", "missing": fresh.secrets.missing(), "need_restart": sorted(need_restart)},
@@ -118,7 +122,7 @@ class Reloader:
 
 
 def _emptied() -> SettingsError:
-    return SettingsError([f"{CONFIG_VARIABLE}: the file has become empty; to have no settings, restart"])
+    return SettingsError([f"{named_by(CONFIG_VARIABLE)}: the file has become empty; to have no settings, restart"])
 
 
 class FileWatcher:

@@ -438,6 +438,24 @@ SECRETS = (
         "tests/unit/test_telemetry.py::test_recent_warnings_are_grouped_by_action_masked_and_truncated",
     ),
     Mutation(
+        "telemetry/upstream_waits.py",
+        "        if not host.is_waited_for(attempt.began):\n",
+        "        if True:\n",
+        "tests/unit/test_telemetry.py::test_a_host_is_silent_from_its_first_request_until_it_answers_one",
+    ),
+    Mutation(
+        "reloading.py",
+        'RECENT_WARNINGS.solve("reload.failed")',
+        "pass",
+        "tests/end_to_end/test_outages.py::test_top_shows_a_failed_reload_until_one_succeeds",
+    ),
+    Mutation(
+        "jina/backend.py",
+        "self._refused_keys.record_success(KeyUse(permit.variable, name))",
+        "pass",
+        "tests/wire/test_answers.py::test_a_key_that_the_upstream_accepts_again_is_listed_as_recovered",
+    ),
+    Mutation(
         "telemetry/health_server.py",
         "    if snapshots is not None:\n",
         "    if snapshots is None:\n",

@@ -24,7 +24,7 @@ from openapi_tool.kernel.postgres.failures import located, translate_connection_
 from openapi_tool.local.caller import ERRORS, Caller, ResultRows, open_database
 from openapi_tool.local.dev_state import DevError, SeveralStacks, running_dev
 from openapi_tool.local.placed_call import PlacedCall
-from openapi_tool.local.requested_call import RequestedCall, save_call
+from openapi_tool.local.requested_call import RequestedCall, publish_call, save_call
 from openapi_tool.nats_client.options import BusOptions, NatsOptions
 from openapi_tool.options.postgres import PoolOptions, PostgresOptions
 from openapi_tool.protocol.cards import as_model_reads
@@ -113,7 +113,7 @@ def _kernel() -> tuple[PoolOptions, BusOptions, Redactor]:
 
 @dataclass(frozen=True, slots=True)
 class _CallOutcome:
-    """Outcome of a published call; `why` there is none. `times` are milliseconds since it was published."""
+    """Outcome of a call; `why` there is none. `times` are milliseconds since it was published; none if that failed."""
 
     placed: PlacedCall
     answer: ResultRows | None
@@ -156,7 +156,12 @@ async def _call(
             with translate_connection_errors():
                 database = await stack.enter_async_context(open_database(pool.dsn, pool.postgres.timeout_s))
             caller = Caller(database, client, pool.version)
-            return await _outcome(caller, await save_call(caller, requested, arguments), timeout_s)
+            placed = await save_call(caller, requested, arguments, bus.where)
+            try:
+                await interruptible(publish_call(caller, placed, bus.where))
+            except Unavailable as error:
+                return _CallOutcome(placed, None, {}, str(error))
+            return await _outcome(caller, placed, timeout_s)
     except Unavailable as error:
         raise DevError(located(str(error), pool)) from None
     except ERRORS as error:
@@ -165,7 +170,6 @@ async def _call(
 
 async def _outcome(caller: Caller, placed: PlacedCall, timeout_s: float) -> _CallOutcome:
     try:
-        await interruptible(caller.publish(placed))
         answer = await interruptible(caller.result_or_row(placed, timeout_s))
         saved = await caller.card(placed.project_id, placed.tool_call_id, "tool.call")
     except ERRORS as error:
@@ -179,6 +183,13 @@ async def _outcome(caller: Caller, placed: PlacedCall, timeout_s: float) -> _Cal
 
 def _print_outcome(outcome: _CallOutcome, redactor: Redactor) -> None:
     placed, content = outcome.placed, outcome.content
+    if outcome.answer is None and not outcome.times:
+        fail(
+            f"no stream has confirmed the command of {placed.tool_call_id}: {redactor.text(outcome.why)}\n"
+            "openapi-tool check says what NATS lacks, openapi-tool nats durable what the stream holds. "
+            "The call is saved; without its command no executor runs it.",
+            _NO_RESULT,
+        )
     if outcome.answer is None:
         durable = default_durable(placed.version, parse_command_subject(placed.subject).target)
         fail(

@@ -12,10 +12,9 @@ from pathlib import Path
 import typer
 
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap
-from openapi_tool.cli.kernel import servers_of_named_dev
+from openapi_tool.cli.kernel import names_of_dev, servers_of_named_dev
 from openapi_tool.cli.output import USAGE, print_json, print_line, print_status
 from openapi_tool.cli.tools_registry import judge, stored_check
-from openapi_tool.environment import temporary_variable
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.kernel.jetstream.durable import DurableMissing, observe
 from openapi_tool.kernel.jetstream.storage_check import unusable, unusable_quotas
@@ -29,8 +28,9 @@ from openapi_tool.nats_client.options import BusOptions, DurableOptions
 from openapi_tool.nats_client.server_clock import ServerClock
 from openapi_tool.protocol.errors import ToolError, Unavailable
 from openapi_tool.service.process_parts import upstream_transport
-from openapi_tool.settings import CONFIG_VARIABLE, SettingsError, load_settings
+from openapi_tool.settings import SettingsError, load_settings
 from openapi_tool.settings.loading import ignored_variables
+from openapi_tool.settings.sources import settings_file
 from openapi_tool.telemetry.health import QUOTAS
 from openapi_tool.tools.catalogue import OPERATIONS
 from openapi_tool.tools.registry import RegistryError
@@ -60,7 +60,7 @@ def check(
     upstream: bool,
 ) -> None:
     """Print what `serve` could not use; change nothing but an empty record in NATS, which expires after an hour."""
-    with temporary_variable(CONFIG_VARIABLE, None if config is None else str(config)):
+    with settings_file(config):
         _check(as_json=as_json, project=project, upstream=upstream)
 
 
@@ -71,6 +71,9 @@ def _check(*, as_json: bool, project: list[str] | None, upstream: bool) -> None:
         if as_json:
             _print_json({"settings": CheckResult("\n".join(error.problems))}, [])
             raise typer.Exit(USAGE) from None
+        stacks = ", ".join(names_of_dev())
+        if stacks and any(problem.startswith("postgres: is missing") for problem in error.problems):
+            error.problems.append(f"to check a running dev stack ({stacks}): openapi-tool --dev NAME check")
         raise
     own = bootstrap.settings.protocol.project
     projects = project or ([] if own == "*" else [own])

@@ -12,16 +12,15 @@ from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.cli.kernel import NO_DATABASE
 from openapi_tool.cli.output import print_json, print_status
 from openapi_tool.cli.tables import Rows, output
-from openapi_tool.environment import temporary_variable
-from openapi_tool.settings import CONFIG_VARIABLE, given_values, load_settings
-from openapi_tool.settings.sources import files, origin
+from openapi_tool.settings import given_values, load_settings
+from openapi_tool.settings.sources import files, origin, settings_file
 
 _DEFAULT = "default"
 
 
 def show(config: Path | None, *, everything: bool, as_json: bool) -> None:
     """Print the settings that a source sets, or all of them, with masked credentials."""
-    with temporary_variable(CONFIG_VARIABLE, None if config is None else str(config)):
+    with settings_file(config):
         rows = _rows()
     shown = [row for row in rows if everything or row["from"] != _DEFAULT]
     if as_json:

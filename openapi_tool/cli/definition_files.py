@@ -15,10 +15,10 @@ import typer
 from openapi_tool.bootstrap import lint_limits
 from openapi_tool.cli.kernel import NO_DATABASE
 from openapi_tool.cli.output import fail, print_status
-from openapi_tool.environment import temporary_variable
 from openapi_tool.files import read_regular_file
 from openapi_tool.jina.definition_checks import source_problems
-from openapi_tool.settings import CONFIG_VARIABLE, Settings, load_settings
+from openapi_tool.settings import Settings, load_settings
+from openapi_tool.settings.sources import settings_file
 from openapi_tool.telemetry.redact import MASK
 from openapi_tool.tools.definition import ToolDefinition, parse_definition, stored_record
 from openapi_tool.tools.exports import complete
@@ -66,7 +66,7 @@ def lint_files(files: Sequence[Path], config: Path | None = None) -> list[Locate
 
     `config` is the executor's TOML file; without it this machine's settings are read, which may differ.
     """
-    with temporary_variable(CONFIG_VARIABLE, None if config is None else str(config)):
+    with settings_file(config):
         settings = load_settings(NO_DATABASE)
     return _lint(_sources(files), settings, known_to_be_serving=config is not None)
 

@@ -8,6 +8,7 @@ import os
 import shlex
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from openapi_tool.local.stack import EmbeddedStack
 
 _FAILED = 1
+_LOG_LINES = 5  # of what ended
 _POLL_S = 0.05
 _STATISTICS_S = 0.3  # to wait for replies of the executors
 _ARGUMENTS_CHARS = 75
@@ -217,9 +219,14 @@ async def _watch(running_stack: _RunningStack, notes: Sequence[str], page_port: 
         feed = Feed(caller, statistics.record_result)
         await _follow(logs, feed, lambda: _should_continue(running_stack, stopping))
     if not stopping.is_set():
-        ended = next((executor for executor in executors if not executor.process.alive), executors[0]).process
-        what = stack.ended() or f"{ended.name} ({ended.end})"
-        fail(f"{what} ended unexpectedly:\n{ended.log_tail() or 'its log has no warning and no error'}", _FAILED)
+        executor = next((executor for executor in executors if not executor.process.alive), executors[0])
+        ended = stack.ended() or executor.process
+        again = shlex.join([*this_program(), *sys.argv[1:]])
+        log_end = "\n".join(["its log ends with:", *ended.log_tail().splitlines()[-_LOG_LINES:]])
+        stops = (
+            f"ended unexpectedly ({ended.end}), so dev stops everything that it started; start it again with: {again}"
+        )
+        fail(f"{ended.name} {stops}\n{log_end}", _FAILED)
 
 
 def _should_continue(running_stack: _RunningStack, stopping: asyncio.Event) -> bool:

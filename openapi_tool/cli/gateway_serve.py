@@ -34,8 +34,9 @@ from openapi_tool.options.gateway import GatewayOptions
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.reloading import Reloader
 from openapi_tool.service.file_limit import raise_file_limit
-from openapi_tool.settings import CONFIG_VARIABLE, Settings, SettingsError, load_settings
+from openapi_tool.settings import Settings, SettingsError, load_settings
 from openapi_tool.settings.model import with_values
+from openapi_tool.settings.sources import use_settings_file
 from openapi_tool.shutdown import Shutdown, cancelled, end_process
 from openapi_tool.state.sqlite import StateUnusable
 from openapi_tool.telemetry.health import RECENT_WARNINGS, Dependency, Health, Snapshots, monitor_loop_lag
@@ -71,8 +72,7 @@ def serve(flags: GatewayFlags, resolver: Resolver | None = None) -> NoReturn:
     """
     if not find_spec("mcp"):
         fail("`gateway` needs packages that are not installed; run: pip install 'openapi-tool[gateway]'")
-    if flags.config is not None:
-        os.environ[CONFIG_VARIABLE] = str(flags.config)
+    use_settings_file(flags.config)
     given = {name: value for name in ("host", "port") if (value := getattr(flags, name)) is not None}
     limit = raise_file_limit()
 

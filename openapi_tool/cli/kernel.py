@@ -95,6 +95,15 @@ def servers_of_named_dev() -> Mapping[str, Any]:
     return _servers_of(stack) if stack else {}
 
 
+def names_of_dev() -> list[str]:
+    """Return the names of this user's running dev stacks; none if this installation has no `dev`."""
+    if not find_spec("openapi_tool.local"):  # the image does not contain the embedded stack
+        return []
+    from openapi_tool.local.dev_state import running_stacks  # noqa: PLC0415 - see above
+
+    return running_stacks()
+
+
 def _servers_of(stack: StackAddress) -> Mapping[str, Any]:
     return {
         "postgres": {"dsn": stack.pg_dsn},

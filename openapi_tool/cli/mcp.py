@@ -26,7 +26,8 @@ from openapi_tool.jina.transport import Resolver
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.subjects import is_token
 from openapi_tool.reloading import Reloader
-from openapi_tool.settings import CONFIG_VARIABLE, Settings, given_values, load_settings
+from openapi_tool.settings import Settings, given_values, load_settings
+from openapi_tool.settings.sources import use_settings_file
 from openapi_tool.shutdown import end_process
 from openapi_tool.signals import ignore_meaningless
 from openapi_tool.state.sqlite import StateUnusable
@@ -55,8 +56,7 @@ def serve(options: McpFlags, resolver: Resolver | None = None) -> NoReturn:
     `resolver` replaces DNS for the upstream's hosts in tests and demos. Raises SettingsError.
     """
     _check(options)
-    if options.config is not None:
-        os.environ[CONFIG_VARIABLE] = str(options.config)
+    use_settings_file(options.config)
 
     def read() -> Settings:
         return load_settings(NO_DATABASE)

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from openapi_tool.service.process import run
-from openapi_tool.settings import CONFIG_VARIABLE, load_settings
+from openapi_tool.settings import load_settings
+from openapi_tool.settings.sources import use_settings_file
 
 
 def serve(config: Path | None, flags: Mapping[str, Mapping[str, Any]]) -> None:
     """Run tool calls until SIGTERM; `flags` are the settings by section, None for those that were not given."""
-    if config is not None:
-        os.environ[CONFIG_VARIABLE] = str(config)
+    use_settings_file(config)
     run(lambda: load_settings(_given(flags)), os.environ)
 
 

@@ -14,6 +14,7 @@ from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.protocol.errors import ExecutorError
 from openapi_tool.protocol.jsontext import JsonValue
 from openapi_tool.reloading import POLL_S, FileWatcher
+from openapi_tool.telemetry.health import RECENT_WARNINGS
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition, parse_definition, stored_record
 from openapi_tool.tools.exports import DuplicateName, ShownTool, complete, defined, registration, without_duplicates
@@ -123,12 +124,16 @@ def _by_name(tools: list[GatewayTool]) -> Tools:
 
 async def watch(folder: ToolFolder, use: Callable[[Tools], Awaitable[None]]) -> None:
     """Pass the tools to `use` whenever they changed and are valid; invalid ones change nothing. No error ends it."""
-    watcher = None
+    watcher, changed, scan_failed = None, False, False
     while True:
         try:
+            scan_failed_before, scan_failed = scan_failed, True
             if watcher is None:
                 watcher = await asyncio.to_thread(FileWatcher, folder)
-            elif await asyncio.to_thread(watcher.changed):
+            else:
+                changed = await asyncio.to_thread(watcher.changed)
+            scan_failed = False
+            if changed or scan_failed_before:
                 await _reload(folder, use)
         except ToolsInvalid as invalid:
             log.error(  # noqa: TRY400 - an operator's mistake, not a defect
@@ -144,4 +149,5 @@ async def watch(folder: ToolFolder, use: Callable[[Tools], Awaitable[None]]) -> 
 async def _reload(folder: ToolFolder, use: Callable[[Tools], Awaitable[None]]) -> None:
     tools = await asyncio.to_thread(folder.load)
     await use(tools)
+    RECENT_WARNINGS.solve("tools.reload_failed")
     log.info("reloaded the tools", extra={"action": "tools.reloaded", "tools": sorted(tools)})

@@ -40,6 +40,7 @@ from openapi_tool.quotas.keys import KeyUse, RefusedKeys
 from openapi_tool.quotas.permits import Permit, PermitRequest, Permits, Unlimited
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.metrics import project_label
+from openapi_tool.telemetry.upstream_waits import UPSTREAM_WAITS
 from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.deadlines import Deadline
 from openapi_tool.tools.definition import ToolDefinition
@@ -262,6 +263,7 @@ class JinaBackend:
                 else:
                     tokens = result.usage.tokens
                     permit.done(tokens)
+                    self._refused_keys.record_success(KeyUse(permit.variable, operation))
                     return _output(result, parameters, context)
                 finally:
                     if tokens is None:  # the attempt was cancelled
@@ -309,6 +311,7 @@ class JinaBackend:
         item.call.slot.sending()
         meter.requests += 1
         metrics.UPSTREAM_REQUESTS.labels(item.definition.built_in.name).inc()
+        UPSTREAM_WAITS.begin(attempt)
         try:
             result = await self._client.fetch(request, permit.key, item.deadline, context, permit.connected)
         except ToolError as error:
@@ -317,7 +320,10 @@ class JinaBackend:
                 self._costs.estimate_cost_of(error, item.endpoint, estimate, context.body_bytes)
             context.clear()  # hold no memory while waiting for a retry
             raise without_traceback(error) from None
-        _record_end(attempt, context)
+        else:
+            _record_end(attempt, context)
+        finally:
+            UPSTREAM_WAITS.end(attempt)
         self._costs.learn(item.endpoint, result.usage.tokens, context.body_bytes)
         return result
 

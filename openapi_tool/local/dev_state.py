@@ -175,7 +175,8 @@ def running_dev() -> StackAddress:
     name = os.environ.get(DEV_VARIABLE)
     running, reasons = _running_stacks([state_path(name)] if name and _NAME.fullmatch(name) else _state_files())
     if name and name not in running:
-        raise DevError("; ".join([f"no dev stack named {name[:_NAME_CHARS]!r} is running", *reasons]))
+        missing = [f"no dev stack named {name[:_NAME_CHARS]!r} is running", *reasons]
+        raise DevError("; ".join([*missing, f"running are: {', '.join(running_stacks()) or 'none'}"]))
     if not running:
         raise DevError("; ".join(reasons) or "no dev stack is running")
     [first, *others] = running

@@ -7,13 +7,14 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nats.js.errors import NotFoundError
+from nats.js.errors import NoStreamResponseError, NotFoundError
 
 from openapi_tool.local.caller import Caller
 from openapi_tool.local.dev import AGENT, MARK, PROJECT, STREAM_MARK, mark_of
 from openapi_tool.local.dev_state import DevError
 from openapi_tool.local.placed_call import PlacedCall
-from openapi_tool.protocol.errors import Unanswerable
+from openapi_tool.nats_client.connection import outage_as_unavailable
+from openapi_tool.protocol.errors import Unanswerable, Unavailable
 from openapi_tool.protocol.subjects import doorbell_subject, parse_command_subject
 
 _SUBJECT = re.compile(r"[^\s.*>{}]+(\.[^\s.*>{}]+)+")
@@ -35,10 +36,11 @@ class RequestedCall:
     anywhere: bool
 
 
-async def save_call(caller: Caller, requested: RequestedCall, arguments: Any) -> PlacedCall:
-    """Subscribe to the doorbell of a call, and save the call unpublished.
+async def save_call(caller: Caller, requested: RequestedCall, arguments: Any, where: str) -> PlacedCall:
+    """Subscribe to the doorbell of a call, and save the call unpublished; `where` is the address of NATS for messages.
 
-    Raises DevError if project, agent, tool or stream do not exist; it names the existing ones.
+    Raises Unavailable if NATS refuses a request, DevError if project, agent, tool or stream do not exist; it names the
+    existing ones.
     """
     created_by_dev = await mark_of(caller) == MARK
     if not created_by_dev and not requested.anywhere:
@@ -51,7 +53,8 @@ async def save_call(caller: Caller, requested: RequestedCall, arguments: Any) ->
     worker_target = await _worker_target(caller, project_id, agent_id)
     values: dict[str, Any] = {"project_id": project_id, "channel_id": requested.channel_id, "agent_id": agent_id}
     subject = _subject(caller.version, tool, values)
-    await _check_stream(caller, subject, anywhere=requested.anywhere)
+    with outage_as_unavailable(where):
+        await _check_stream(caller, subject, anywhere=requested.anywhere)
     try:
         doorbell = doorbell_subject(caller.version, project_id, requested.channel_id, worker_target)
     except ValueError as error:
@@ -66,6 +69,17 @@ async def save_call(caller: Caller, requested: RequestedCall, arguments: Any) ->
             after_execution=tool["after_execution"] or "suspend",
             publish=False,
         )
+
+
+async def publish_call(caller: Caller, call: PlacedCall, where: str) -> None:
+    """Publish the command of a saved call. Raises Unavailable if no stream stores it."""
+    try:
+        with outage_as_unavailable(where):
+            await caller.publish(call)
+    except Unavailable as error:
+        if isinstance(error.__cause__, NoStreamResponseError):
+            raise Unavailable(f"no stream captures {call.subject}") from None
+        raise
 
 
 async def tools_of(caller: Caller, project_id: str) -> dict[str, Mapping[str, Any]]:
@@ -124,7 +138,10 @@ async def _check_stream(caller: Caller, subject: str, *, anywhere: bool) -> None
     try:
         name = await jetstream.find_stream_name_by_subject(subject)
     except NotFoundError:
-        raise DevError(f"no stream captures {subject}; the kernel or an executor creates it at its start") from None
+        raise DevError(
+            f"no stream captures {subject}; the kernel or an executor creates it at its start: "
+            "openapi-tool top shows which executors run, openapi-tool check what they lack"
+        ) from None
     if not anywhere:
         info = await jetstream.stream_info(name)
         if not STREAM_MARK.items() <= (info.config.metadata or {}).items():

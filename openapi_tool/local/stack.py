@@ -150,10 +150,10 @@ class EmbeddedStack:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def ended(self) -> str | None:
-        """Return an ended server's name."""
+    def ended(self) -> ServerProcess | None:
+        """Return a server that has ended."""
         processes = [server.process for server in (self.postgres, self.nats, self.upstream)]
-        return next((process.name for process in processes if process and not process.alive), None)
+        return next((process for process in processes if process and not process.alive), None)
 
     def executor(
         self,

@@ -219,9 +219,9 @@ class BusOptions:
     @property
     def denial_remedy(self) -> str:
         """Return what to do about a denied permission."""
-        return (
-            f"grant what `{self.listed_by}` lists to the NATS user" if self.listed_by else "log in as the kernel does"
-        )
+        if self.listed_by:
+            return f"grant what `{self.listed_by}` lists to the NATS user"
+        return f"log in as the kernel does: check the login in {self.setting}, or {self.section}.user"
 
     @property
     def section(self) -> str:

@@ -68,6 +68,7 @@ class _WarningStats(_StrictModel):
     count: int
     ago_s: float | None = None
     message: _Text
+    lasts: bool | None = None
     project_id: _Name | None = None
     variable: _Name | None = None
 
@@ -105,6 +106,12 @@ class _KeyStats(_StrictModel):
     tried_again_s: float | None = None
 
 
+class _WaitStats(_StrictModel):
+    host: _Name = ""
+    oldest_s: float = 0.0
+    silent_s: float = 0.0
+
+
 class _AccountStats(_StrictModel):
     share: float | None = None
 
@@ -140,6 +147,7 @@ class _ReplicaStats(_StrictModel):
     upstream_limits: _Rows[_LimitStats] = []
     configured_limits: _Rows[_ConfiguredStats] = []
     upstream_keys: _Rows[_KeyStats] = []
+    upstream_waits: _Rows[_WaitStats] = []
     budgets: _Rows[_AccountStats] = []
 
 

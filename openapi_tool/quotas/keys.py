@@ -22,6 +22,7 @@ from openapi_tool.quotas.amounts import Time
 from openapi_tool.state.change import change as change_record
 from openapi_tool.state.port import Records, Stored
 from openapi_tool.telemetry import metrics
+from openapi_tool.telemetry.health import RECENT_WARNINGS
 from openapi_tool.tools.catalogue import OPERATIONS
 from openapi_tool.tools.secret_variables import Secrets
 
@@ -368,11 +369,15 @@ class Keys:
             log.info(
                 "the key of %s is used for %s requests again", *use, extra={"action": "key.unblocked", **use._asdict()}
             )
+            RECENT_WARNINGS.solve("key.refused", **use._asdict())
         self.on_state_change(use)
 
 
 class RefusedKeys:
-    """Counts requests whose key the upstream refused; warns of each key, endpoint and status once a minute."""
+    """Counts requests whose key the upstream refused; warns of each key, endpoint and status once a minute.
+
+    The warnings of a key and endpoint are over once the upstream accepts it there.
+    """
 
     def __init__(self) -> None:
         self._warned_at: dict[tuple[KeyUse, int], float] = {}
@@ -393,3 +398,11 @@ class RefusedKeys:
             _REFUSED_KEY_ADVICE[http_status],
             extra={"action": "key.refused", **use._asdict(), "http_status": http_status},
         )
+
+    def record_success(self, use: KeyUse) -> None:
+        """Record a successful request with a key."""
+        if not self._warned_at:
+            return
+        for warned in [warned for warned in self._warned_at if warned[0] == use]:
+            del self._warned_at[warned]
+            RECENT_WARNINGS.solve("key.refused", **use._asdict())

@@ -23,7 +23,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 from pydantic_settings.sources import InitSettingsSource
 
 from openapi_tool.dsn import Dsn, parse_hosts
-from openapi_tool.environment import CONFIG_VARIABLE, KERNEL_CONFIG_VARIABLE, PREFIX, SHORT_NAMES
+from openapi_tool.environment import CONFIG_VARIABLE, KERNEL_CONFIG_VARIABLE, PREFIX, SHORT_NAMES, temporary_variable
 from openapi_tool.files import (
     MAX_CERTIFICATES_BYTES,
     MAX_CONFIG_BYTES,
@@ -55,13 +55,35 @@ _KERNEL_CERTIFICATES = {"ca_file": "ca.crt", "cert_file": "client.crt", "key_fil
 
 
 _ignored_files: ContextVar[frozenset[str]] = ContextVar("ignored_files", default=frozenset())
+_config_option: ContextVar[str] = ContextVar("config_option", default="")
+
+
+def use_settings_file(config: Path | None) -> None:
+    """Read the settings from the file of the option --config from now on; messages then name the option."""
+    if config is not None and str(config) != os.environ.get(CONFIG_VARIABLE):  # else the value is the variable's
+        _config_option.set(str(config))
+        os.environ[CONFIG_VARIABLE] = str(config)
+
+
+@contextmanager
+def settings_file(config: Path | None) -> Iterator[None]:
+    """Read the settings from the file of the option --config for a while."""
+    with temporary_variable(CONFIG_VARIABLE, os.environ.get(CONFIG_VARIABLE, "")):
+        use_settings_file(config)
+        yield
+
+
+def named_by(variable: str) -> str:
+    """Return what names a settings file: its variable, or the option."""
+    is_option = variable == CONFIG_VARIABLE and _config_option.get() == os.environ.get(CONFIG_VARIABLE)
+    return "--config" if is_option else variable
 
 
 class SourceUnreadable(Exception):
     """The settings file that `variable` names cannot be read."""
 
     def __init__(self, variable: str, problem: str) -> None:
-        super().__init__(f"{variable}={os.environ[variable]}: {problem}")
+        super().__init__(f"{named_by(variable)}={os.environ[variable]}: {problem}")
         self.variable = variable
 
 

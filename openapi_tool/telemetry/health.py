@@ -20,6 +20,7 @@ from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.calls import RECENT, CallFacts
 from openapi_tool.telemetry.metrics import Instrument, samples
 from openapi_tool.telemetry.redact import Redactor
+from openapi_tool.telemetry.upstream_waits import UPSTREAM_WAITS
 from openapi_tool.tools.wording import short
 
 log = logging.getLogger(__name__)
@@ -148,20 +149,26 @@ WARNINGS_WINDOW_S = 600.0
 _MAX_WARNINGS = 100
 _MAX_OF_ACTION = 8  # projects or keys of one action must not displace other actions
 _MAX_CHARS = 400
-_IDS = ("project_id", "variable", "dependency")
+_IDS = ("project_id", "variable", "endpoint", "dependency")
+_UNTIL_SOLVED = ("reload.failed", "tools.reload_failed")
+"""Actions whose warning lasts until it is solved, however long ago it was logged."""
 
 
 @dataclass(slots=True)
 class _Warned:
-    """Number of an action's warnings and errors, and the last of them; `at` is its time on the monotonic clock."""
+    """Number of an action's warnings and errors, and the last of them; `at` is its time on the monotonic clock.
+
+    `lasts` is whether what it is about lasts; None if this is not known.
+    """
 
     count: int
     at: float
     message: str
+    lasts: bool | None
 
 
 class RecentWarnings(logging.Handler):
-    """Stores the last warning of each action, project, key and dependency.
+    """Stores the last warning of each action, project, key, endpoint and dependency.
 
     `snapshot` masks them, since masking a flood would take much CPU.
     """
@@ -189,21 +196,26 @@ class RecentWarnings(logging.Handler):
             self._make_room(action)
         now = time.monotonic()
         before = known.count if known is not None and now - known.at <= WARNINGS_WINDOW_S else 0
-        self._warned[key] = _Warned(before + 1, now, record.getMessage())
+        self._warned[key] = _Warned(before + 1, now, record.getMessage(), True if action in _UNTIL_SOLVED else None)
+
+    def solve(self, action: str, **ids: str) -> None:
+        """Record that what the last warning with this action and these ids was about is over."""
+        if warned := self._warned.get((action, tuple((name, ids[name]) for name in _IDS if name in ids))):
+            warned.lasts = False
 
     def _make_room(self, action: str) -> None:
         same = [key for key in self._warned if key[0] == action]
         if len(same) >= _MAX_OF_ACTION:
             del self._warned[same[0]]
         elif len(self._warned) >= _MAX_WARNINGS:
-            del self._warned[next(iter(self._warned))]
+            del self._warned[next(key for key, warned in self._warned.items() if not warned.lasts)]
 
     def _masked(self, text: str) -> str:
         head = self._redactor.head(text, _MAX_CHARS) + "…" * (len(text) > _MAX_CHARS)
         return storable_text(head)  # a project's name may have bytes beyond UTF-8
 
     def snapshot(self) -> list[dict[str, Any]]:
-        """Return recent warnings, the newest first."""
+        """Return recent warnings and those that last, the newest first."""
         now = time.monotonic()
         return [
             {
@@ -212,9 +224,10 @@ class RecentWarnings(logging.Handler):
                 "ago_s": round(now - warned.at, 1),
                 "message": self._masked(warned.message),
                 **{name: self._masked(text) for name, text in ids},
+                **({} if warned.lasts is None else {"lasts": warned.lasts}),
             }
             for (action, ids), warned in reversed(self._warned.copy().items())
-            if now - warned.at <= WARNINGS_WINDOW_S
+            if warned.lasts or now - warned.at <= WARNINGS_WINDOW_S
         ]
 
 
@@ -284,6 +297,7 @@ class Snapshots:
             "upstream_limits": list(self.health.limits()),
             "configured_limits": list(self.health.configured_limits()),
             "upstream_keys": list(self.health.keys()),
+            "upstream_waits": UPSTREAM_WAITS.snapshot(),
             "budgets": list(self.health.budgets()),
             "tools": _rows(recent),
             "errors": _errors(recent),

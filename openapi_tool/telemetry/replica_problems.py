@@ -11,7 +11,7 @@ from openapi_tool.tools.wording import counted
 _SLOW_DATABASE_MS = 1_000
 _CLOCK_OFFSET_S = 2.0
 _RECENT_S = 60.0
-_LONG_HELD_S = 20.0  # most calls end earlier
+_LONG_S = 20.0  # most calls end earlier
 _NAMES_SHOWN = 3
 
 Replica = Mapping[str, Any]
@@ -45,12 +45,12 @@ def found_problems(replicas: Sequence[Replica], expect: int = 0) -> FoundProblem
          for warning in replica.get("warnings") or ()),
         key=lambda entry: _ago_s(entry[1]),
     )  # fmt: skip
-    recent = [(name, warning) for name, warning, lasts in warned if lasts is None and _ago_s(warning) < _RECENT_S]
-    earlier = [(name, warning) for name, warning, lasts in warned if lasts is None and _ago_s(warning) >= _RECENT_S]
+    present = [(name, warning) for name, warning, lasts in warned if lasts is None and _is_present(warning)]
+    earlier = [(name, warning) for name, warning, lasts in warned if lasts is None and not _is_present(warning)]
     recovered = [(name, warning) for name, warning, lasts in warned if lasts is False]
     of = len(replicas)
     return FoundProblems(
-        [*_missing(of, expect), *_lines(states, of), *_warning_lines(recent, of)],
+        [*_missing(of, expect), *_lines(states, of), *_warning_lines(present, of)],
         [*(f"recovered: {line}" for line in _warning_lines(recovered, of)), *_warning_lines(earlier, of)],
     )
 
@@ -60,9 +60,16 @@ def but_noticed(replicas: Sequence[Replica]) -> str:
     calls, failed = (sum(replica.get(name) or 0 for replica in replicas) for name in ("calls", "failed"))
     noticed = [f"{failed} of {counted(calls, 'call')} of the last minute failed"] if failed else []
     held_s = max((replica.get("oldest_held_s") or 0.0 for replica in replicas), default=0.0)
-    if held_s >= _LONG_HELD_S:
+    if held_s >= _LONG_S:
         noticed.append(f"a command is held for {_span(held_s)}")
+    waits = [wait for replica in replicas for wait in replica.get("upstream_waits") or ()]
+    if waits and (longest := max(waits, key=_oldest_s)) and _oldest_s(longest) >= _LONG_S:
+        noticed.append(f"a request to {longest.get('host')} waits for {_span(_oldest_s(longest))}")
     return f", but {' and '.join(noticed)}" if noticed else ""
+
+
+def _oldest_s(wait: Mapping[str, Any]) -> float:
+    return float(wait.get("oldest_s") or 0.0)
 
 
 def _missing(replicas: int, expect: int) -> Iterator[str]:
@@ -95,6 +102,7 @@ def _states(replica: Replica) -> Iterator[_Report]:
         if not state.get("ok"):
             yield _state(name, ": ".join(filter(None, (f"{dependency} is unavailable", state.get("reason")))))
     yield from _key_states(name, replica)
+    yield from _host_states(name, replica)
     yield from _limit_states(name, replica)
     if why := health.get("budgets_by_last_known_state"):
         yield _state(name, f"budgets cannot be shared, so the last known use counts: {why}")
@@ -123,6 +131,19 @@ def _key_states(name: str, replica: Replica) -> Iterator[_Report]:
     for key in replica.get("upstream_keys") or ():
         about = f"{key.get('endpoint')} requests with the key of {key.get('variable')} ({key.get('state')})"
         yield _state(name, f"the upstream refuses {about}: see openapi-tool limits")
+
+
+def _host_states(name: str, replica: Replica) -> Iterator[_Report]:
+    for wait in replica.get("upstream_waits") or ():
+        if (wait.get("silent_s") or 0.0) >= _LONG_S:
+            host = str(wait.get("host"))
+            yield _Report(("silent", host), name, _is_silent(host), wait["silent_s"])
+
+
+def _is_silent(host: str) -> Callable[[float], str]:
+    return lambda seconds: (
+        f"requests to {host} have had no answer for {_span(seconds)}: openapi-tool check --upstream tries it from here"
+    )
 
 
 def _limit_states(name: str, replica: Replica) -> Iterator[_Report]:
@@ -209,11 +230,17 @@ _BY_OUTAGE = ("nats.error", "switches.not_read", "key.not_shared", "heartbeat.fa
 """Warnings that an outage of NATS may cause, but also something else."""
 
 
-_ADVICE = {"tool.disabled": "; see openapi-tool tools disabled", "tool.enabled": "; see openapi-tool tools disabled"}
+_ADVICE = {
+    "call.dead_lettered": "; see openapi-tool deadletters list",
+    "tool.disabled": "; see openapi-tool tools disabled",
+    "tool.enabled": "; see openapi-tool tools disabled",
+}
 
 
 def _lasts(replica: Replica, warning: Warned) -> bool | None:
-    """Return whether the state that a warning is about lasts; None if the statistics do not contain it."""
+    """Return whether `_states` shows what a warning is about; False if that is over, None if it is not known."""
+    if warning.get("lasts") is not None:
+        return None if warning["lasts"] else False
     if warning["action"] in _BY_OUTAGE:
         return False if _was_before_recovery(replica, warning) else None
     lasts = _LASTING.get(warning["action"])
@@ -225,6 +252,11 @@ def _was_before_recovery(replica: Replica, warning: Warned) -> bool:
     dependencies = (replica.get("health") or {}).get("dependencies") or {}
     nats = dependencies.get("nats") or {}
     return bool(nats.get("ok")) and (nats.get("for_s") or 0) < _ago_s(warning)
+
+
+def _is_present(warning: Warned) -> bool:
+    """Return whether a warning counts as present, if nothing else says so."""
+    return bool(warning.get("lasts")) or _ago_s(warning) < _RECENT_S
 
 
 def _ago_s(warning: Warned) -> float:

@@ -18,14 +18,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
+import nats
 import pytest
 from nats.aio.msg import Msg
+from nats.js.api import DiscardPolicy, StreamConfig
 from typer.testing import CliRunner, Result
 
 from openapi_tool.cli import app
 from openapi_tool.cli.output import INTERRUPTED
 from openapi_tool.cli.streams import OUTPUT_CLOSED
-from openapi_tool.local.caller import Caller
+from openapi_tool.local.caller import STREAM, Caller
 from openapi_tool.local.dev import MARK
 from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.stack import EmbeddedStack
@@ -33,6 +35,7 @@ from tests.conftest import AGENT, PROJECT, StartExecutor, reader_tool, search_to
 from tests.end_to_end.test_local import environment
 from tests.requirements import requirement
 from tests.support import delete_streams
+from tests.wire.test_bus import server
 
 HERE = ("--yes", "--project", PROJECT, "--agent", AGENT)
 RECORDED_ARGUMENTS = json.dumps({"query": "hello world", "count": 3})
@@ -190,6 +193,45 @@ async def test_call_never_creates_a_stream(call: Call, caller: Caller) -> None:
     assert f"no stream captures {SUBJECT}" in result.stderr
     assert await caller.client.jetstream().streams_info() == []
     assert await written(caller) == 0
+
+
+@requirement("cli.call")
+async def test_a_command_that_the_stream_refuses_is_reported_with_what_to_do(call: Call, caller: Caller) -> None:
+    jetstream = caller.client.jetstream()
+    await jetstream.publish(SUBJECT, b"")
+    config: StreamConfig = (await jetstream.stream_info(STREAM)).config
+    await jetstream.update_stream(config.evolve(max_msgs=1, discard=DiscardPolicy.NEW))
+    result = await call("jina_search", *HERE)
+    assert (result.exit_code, result.stdout) == (3, "")
+    told = " ".join(result.stderr.split())
+    assert ": maximum messages exceeded; free its disk or raise the limit openapi-tool check says what NATS" in told
+    assert told.startswith("openapi-tool: no stream has confirmed the command of tc_")
+    assert "Error" not in told
+
+
+@requirement("cli.call")
+@pytest.mark.parametrize(
+    ("denied", "exit_code", "beginning"),
+    [("cg.>", 3, "no stream has confirmed the command of tc_"), ("$JS.API.>", 2, "NATS at 127.0.0.1:")],
+)
+async def test_a_missing_permission_is_reported_with_the_login_to_check(
+    stack: EmbeddedStack, addresses: dict[str, str], caller: Caller, denied: str, exit_code: int, beginning: str
+) -> None:
+    await caller.add_tool(PROJECT, search_tool())
+    users = (
+        "authorization { users: [ { user: kernel, password: kernel-word }\n"
+        f'{{ user: weak, password: weak-word, permissions: {{ publish: {{ deny: "{denied}" }} }} }} ] }}\n'
+    )
+    with server(stack, users) as strict:
+        client = await nats.connect(strict.url, user="kernel", password="kernel-word")
+        await client.jetstream().add_stream(name=STREAM, subjects=["cg.v1r4.>"])
+        await client.close()
+        login = {"OPENAPI_TOOL__NATS__USER": "weak", "OPENAPI_TOOL__NATS__PASSWORD": "weak-word"}
+        environment = {**addresses, "NATS_SERVERS": strict.url, **login}
+        result = await asyncio.to_thread(CliRunner().invoke, app, ["call", "jina_search", *HERE], env=environment)
+    told = " ".join(result.stderr.split())
+    assert (result.exit_code, told.partition(beginning)[0]) == (exit_code, "openapi-tool: ")
+    assert "is denied; log in as the kernel does: check the login in nats.servers (NATS_SERVERS), or nats.user" in told
 
 
 @requirement("cli.call")

@@ -427,7 +427,10 @@ def _password(variables: dict[str, str]) -> str:
 
 
 @requirement("cli.dev")
-async def test_dev_names_a_server_that_ended_unexpectedly(start_dev: StartDev, spaced: Path) -> None:
+@pytest.mark.parametrize(("program", "name"), [("nats-server", "nats-server"), ("postgres", "PostgreSQL")])
+async def test_dev_names_a_server_that_ended_unexpectedly(
+    start_dev: StartDev, spaced: Path, program: str, name: str
+) -> None:
     paths = [spaced / state_path(name).name for name in automatic_names()]
     with ExitStack() as exits:
         for path in paths:  # so no state file is left, and `call` cannot find the started stack
@@ -437,10 +440,12 @@ async def test_dev_names_a_server_that_ended_unexpectedly(start_dev: StartDev, s
     (prefix,) = {line.split(" call ")[0] for line in dev.output.splitlines() if " call " in line}
     assert f"PG_DSN={variables['PG_DSN']} NATS_SERVERS={variables['NATS_SERVERS']} " in prefix
     parts, folder = dev.parts(), dev.folder()
-    next(part for part in parts if "nats-server" in part.name()).kill()
+    next(part for part in parts if part.name() == program).kill()
     async with asyncio.timeout(20):
         assert await dev.ended() == 1
-    assert "nats-server ended unexpectedly" in dev.output
+    beginning = f"openapi-tool: {name} ended unexpectedly (signal 9, Killed), so dev stops everything that it started; "
+    assert f"{beginning}start it again with: {sys.executable} -m openapi_tool dev\n" in dev.output
+    assert "reconnecting" not in dev.output.partition(beginning)[2], "the log is the server's"
     assert_vanished(parts, folder)
     assert sorted(os.listdir(spaced)) == sorted(path.name for path in paths), "the others'"  # noqa: PTH208 - blocking is harmless here
 
@@ -648,6 +653,8 @@ def test_each_dev_stack_has_a_state_file_of_its_own_that_only_its_user_can_read(
 def test_of_several_running_dev_stacks_one_must_be_named(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PG_DSN", "NATS_SERVERS"):
         monkeypatch.delenv(name, raising=False)
+    none = CliRunner().invoke(app, ["--dev", "three", "top", "--once"])
+    assert none.stderr == "openapi-tool: no dev stack named 'three' is running; running are: none\n"
     with claimed_state() as first, claimed_state("two") as second:
         assert first is not None
         assert second is not None
@@ -661,10 +668,14 @@ def test_of_several_running_dev_stacks_one_must_be_named(state: Path, monkeypatc
         assert "NATS at 127.0.0.1:2" in CliRunner().invoke(app, ["--dev", "two", "call", "a_tool"]).stderr
         checked = CliRunner().invoke(app, ["--dev", "two", "check"], env={"PG_DSN": "postgresql://127.0.0.1:3/own"})
         assert "PostgreSQL at 127.0.0.1:2" in checked.output
+        unnamed = CliRunner().invoke(app, ["check"])
+        assert "postgres: is missing; set PG_DSN\n" in unnamed.stderr
+        assert "to check a running dev stack (dev, two): openapi-tool --dev NAME check\n" in unnamed.stderr
         exported = CliRunner().invoke(app, ["top", "--once"], env={"OPENAPI_TOOL_DEV": "two"})
         assert "NATS at 127.0.0.1:2: connection refused" in exported.stderr
         unknown = CliRunner().invoke(app, ["--dev", "three", "top", "--once"])
-        assert (unknown.exit_code, unknown.stderr) == (2, "openapi-tool: no dev stack named 'three' is running\n")
+        names_them = "openapi-tool: no dev stack named 'three' is running; running are: dev, two\n"
+        assert (unknown.exit_code, unknown.stderr) == (2, names_them)
 
 
 @pytest.mark.parametrize(

@@ -221,6 +221,15 @@ async def test_a_storm_of_upstream_errors(scenes: Any, status: int, code: str) -
         await scene.inspect_prints(call, f"HTTP {status}", code)
 
 
+@requirement("cli.top", "cli.inspect")
+async def test_an_upstream_that_does_not_answer(scenes: Any) -> None:
+    async with scenes() as scene:
+        scene.stack.upstream.rules({"hang": True})
+        call = await scene.place()
+        await scene.prints("requests to s.jina.ai have had no answer for 2")
+        await scene.inspect_prints(call, "HTTP without response", "tool_timeout")
+
+
 @requirement("chart.metrics", "cli.top")
 async def test_a_slow_database(scenes: Any) -> None:
     async with scenes() as scene:

@@ -30,8 +30,9 @@ from openapi_tool.local.stack import EmbeddedStack, kernel_schema
 from openapi_tool.protocol.subjects import default_durable
 from openapi_tool.reloading import FileWatcher, Reloader
 from openapi_tool.settings import Settings, load_settings
-from openapi_tool.telemetry.health import DEPENDENCIES
+from openapi_tool.telemetry.health import DEPENDENCIES, RECENT_WARNINGS
 from openapi_tool.telemetry.redact import MASK, Redactor
+from openapi_tool.telemetry.replica_problems import found_problems
 from openapi_tool.tools.policy import Authorizer
 from openapi_tool.tools.secret_variables import Secrets
 from tests.conftest import AGENT, PROJECT, search_tool
@@ -554,6 +555,26 @@ async def test_a_defect_in_a_reload_is_logged_and_the_next_reload_takes_place(
     assert actions(caplog) == ["background.failed", "reload.failed", "reload.done"]
 
 
+@requirement("reload")
+async def test_a_change_before_the_watch_begins_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The watch begins only once the connections are opened."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr("openapi_tool.reloading.POLL_S", 0.01)
+    file = tmp_path / "settings.toml"
+    file.write_text("")
+    monkeypatch.setenv("OPENAPI_TOOL_CONFIG", str(file))
+    monkeypatch.setenv("PG_DSN", "postgresql://127.0.0.1/x")
+    reloader = Reloader(build_bootstrap(load_settings(), {}), load_settings, {"OPENAPI_TOOL_CONFIG": str(file)})
+    file.write_text("# changed\n")
+    running = asyncio.create_task(reloader.run(asyncio.Event()))
+    async with asyncio.timeout(_TIMEOUT_S):
+        while actions(caplog) != ["reload.done"]:  # noqa: ASYNC110 - there is no event to wait for
+            await asyncio.sleep(0.01)
+    running.cancel()
+
+
 def actions(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.__dict__["action"] for record in caplog.records]
 
@@ -578,6 +599,31 @@ async def test_a_file_that_has_become_empty_lifts_no_denial(
     actions = [record.__dict__["action"] for record in caplog.records]
     assert actions == ["reload.failed", "reload.failed", "reload.done"]
     assert "the file has become empty" in caplog.text
+
+
+@requirement("reload", "cli.top")
+async def test_top_shows_a_failed_reload_until_one_succeeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text("")
+    monkeypatch.setenv("OPENAPI_TOOL_CONFIG", str(file))
+    monkeypatch.setenv("PG_DSN", "postgresql://127.0.0.1/x")
+    reloader = Reloader(build_bootstrap(load_settings(), {}), load_settings, {})
+    RECENT_WARNINGS.install(Redactor())
+    try:
+        file.write_text("[executor]\nconcurrency = 'many'\n")
+        await reloader.reload()
+        an_hour_later = time.monotonic() + 3_600
+        with monkeypatch.context() as later:
+            later.setattr(time, "monotonic", lambda: an_hour_later)
+            [line] = found_problems([{"instance": "r", "warnings": RECENT_WARNINGS.snapshot()}]).now
+        assert line.startswith("r: reload.failed, 1 time, last 60 min ago: cannot reload the settings; the old ones")
+        assert f"executor.concurrency (in {file})" in line
+        file.write_text("")
+        await reloader.reload()
+        found = found_problems([{"instance": "r", "warnings": RECENT_WARNINGS.snapshot()}])
+        assert (found.now, len(found.earlier)) == ([], 1)
+    finally:
+        logging.getLogger("openapi_tool").removeHandler(RECENT_WARNINGS)
 
 
 @requirement("reload")

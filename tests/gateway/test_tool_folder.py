@@ -17,6 +17,9 @@ from openapi_tool.cli.kernel import NO_DATABASE
 from openapi_tool.gateway import tools as gateway_tools
 from openapi_tool.gateway.tools import ToolFolder, Tools, ToolsInvalid, watch
 from openapi_tool.settings import Settings
+from openapi_tool.telemetry.health import RECENT_WARNINGS
+from openapi_tool.telemetry.redact import Redactor
+from openapi_tool.telemetry.replica_problems import found_problems
 from openapi_tool.tools.yaml_source import read_sources
 from tests.gateway.conftest import until
 from tests.gateway.test_mcp import CUSTOM
@@ -95,6 +98,36 @@ async def test_a_folder_that_vanishes_during_a_scan_is_watched_on(
         await until(lambda: "sub: cannot be listed" in caplog.text)
         await change_until_used(folder, used)
     assert "sub: cannot be listed: No such file or directory" in caplog.text
+
+
+@requirement("mcp.tools", "cli.top")
+@pytest.mark.parametrize("mistake", ["in a file", "in a scan"])
+async def test_top_shows_a_failed_reload_until_one_succeeds(
+    folder: ToolFolder, monkeypatch: pytest.MonkeyPatch, mistake: str
+) -> None:
+    """After a failed scan no file needs to change."""
+
+    def problems(of: str) -> list[str]:
+        return getattr(found_problems([{"instance": "r", "warnings": RECENT_WARNINGS.snapshot()}]), of)  # type: ignore[no-any-return]
+
+    used: list[Tools] = []
+    RECENT_WARNINGS.install(Redactor())
+    try:
+        async with watched(folder, used.append):
+            await change_until_used(folder, used)
+            used.clear()
+            if mistake == "in a scan":
+                monkeypatch.setattr(Path, "rglob", failing(1, FileNotFoundError(2, "gone", "sub"), Path.rglob))
+            else:
+                (folder.path / "docs.yaml").write_text("tool_name: [")
+            await until(lambda: "tools.reload_failed" in str([*problems("now"), *problems("earlier")]))
+            if mistake == "in a file":
+                assert RECENT_WARNINGS.snapshot()[0]["lasts"] is True
+                await change_until_used(folder, used)
+            await until(lambda: problems("earlier") != [])
+        assert problems("now") == []
+    finally:
+        logging.getLogger("openapi_tool").removeHandler(RECENT_WARNINGS)
 
 
 @requirement("mcp.tools")

@@ -293,12 +293,11 @@ class Buckets(FakeBus):
             raise BucketNotFoundError
         return Handle(self, self.generation)
 
-    async def create_key_value(self, _: object) -> Any:
+    async def add_stream(self, _: object) -> None:
         await self.schedule.step("make")
         if self.exists:
             raise BadRequestError
         self.make()
-        return Handle(self, self.generation)
 
 
 @dataclass

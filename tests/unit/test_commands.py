@@ -372,11 +372,12 @@ def test_variation_selectors_of_emoji_stay_but_not_hidden_text_of_them() -> None
     assert printable_line("\ufe0f") == "\\ufe0f"
 
 
+@pytest.mark.parametrize("times", [{}, {"placed": 0}])
 @pytest.mark.usefixtures("_wide")
 @requirement("terminal.text")
-def test_the_reason_of_a_missing_result_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_of_a_missing_result_is_escaped(times: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     async def none(*_: Any) -> Any:
-        return call_command._CallOutcome(placed_call(), None, {}, HOSTILE)  # noqa: SLF001
+        return call_command._CallOutcome(placed_call(), None, times, HOSTILE)  # noqa: SLF001
 
     monkeypatch.setattr(call_command, "_kernel", lambda *_: (None, None, Redactor()))
     monkeypatch.setattr(call_command, "_call", none)
@@ -489,7 +490,20 @@ def test_check_reads_the_file_that_it_is_given_as_serve_does(tmp_path: Path) -> 
     assert "(database fromfile): connection refused" in result.stdout
     missing = CliRunner().invoke(app, ["check", "--config", str(tmp_path / "none.toml")], env=UNREACHABLE)
     assert (missing.exit_code, missing.stdout) == (2, "")
-    assert "none.toml" in missing.stderr
+    assert f"--config={tmp_path / 'none.toml'}: cannot be read: No such file" in missing.stderr
+    assert CONFIG_VARIABLE not in missing.stderr
+    by_variable = CliRunner().invoke(app, ["check"], env={**UNREACHABLE, **without})
+    assert f"{CONFIG_VARIABLE}={tmp_path / 'missing.toml'}: cannot be read: No such file" in by_variable.stderr
+
+
+@requirement("settings.sources")
+@pytest.mark.parametrize("command", [["serve"], ["config", "show"], ["tools", "lint", "-"], ["gateway"], ["mcp"]])
+def test_a_mistake_in_the_file_of_the_option_names_the_option(command: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text("[executor")
+    result = CliRunner().invoke(app, [*command, "--config", str(file)], env={CONFIG_VARIABLE: "/nowhere"})
+    assert result.exit_code == 2
+    assert f"--config={file}: is no TOML in UTF-8" in result.stderr
 
 
 @requirement("cli.check")
@@ -859,6 +873,22 @@ def test_top_begins_with_the_problems_and_names_the_errors_of_each_tool() -> Non
     failing = io.StringIO()
     Console(file=failing, width=120).print(top.shown([{**REPLICA, "calls": 3, "failed": 2}, REPLICA]))
     assert failing.getvalue().startswith("no problem is known now, but 2 of 3 calls of the last minute failed\n")
+
+
+@requirement("cli.top")
+def test_a_host_of_the_upstream_that_does_not_answer_is_a_problem_of_all_that_wait_for_it() -> None:
+    def waiting(silent_s: float, oldest_s: float) -> dict[str, Any]:
+        return {"upstream_waits": [{"host": "s.jina.ai", "open": 2, "oldest_s": oldest_s, "silent_s": silent_s}]}
+
+    replicas = [{**REPLICA, "instance": f"vm-{number}", **waiting(20.0 + number, 9.0)} for number in range(2)]
+    [line] = found_problems([*replicas, {**REPLICA, **waiting(19.9, 19.9)}]).now
+    assert line == (
+        "vm-0, vm-1: requests to s.jina.ai have had no answer for 21 s: "
+        "openapi-tool check --upstream tries it from here"
+    )
+    answered = [{**REPLICA, **waiting(1.0, 33.0), "oldest_held_s": 35.0}, {**REPLICA, **waiting(1.0, 19.0)}]
+    assert found_problems(answered).now == [], "others are answered, so one page takes long"
+    assert but_noticed(answered) == ", but a command is held for 35 s and a request to s.jina.ai waits for 33 s"
 
 
 @requirement("cli.top")

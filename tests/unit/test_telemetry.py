@@ -40,12 +40,13 @@ from openapi_tool.nats_client.options import BusOptions, NatsOptions
 from openapi_tool.open_files import OUT_OF_FILES
 from openapi_tool.protocol.attempts import UpstreamAttempt
 from openapi_tool.protocol.tracing import SpanContext, TraceLink, parse_traceparent
+from openapi_tool.quotas.keys import KeyUse, RefusedKeys
 from openapi_tool.service.file_limit import file_limit_problem, fit_to_file_limit, health_connections
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry import calls, metrics, otlp
 from openapi_tool.telemetry import health_server as module
 from openapi_tool.telemetry.calls import RECENT, CallFacts
-from openapi_tool.telemetry.health import NATS, Health, RecentWarnings, Snapshots
+from openapi_tool.telemetry.health import NATS, RECENT_WARNINGS, Health, RecentWarnings, Snapshots
 from openapi_tool.telemetry.health_server import MAX_CONNECTIONS, exposition, health_server
 from openapi_tool.telemetry.logs import (
     CALL_FIELDS,
@@ -61,7 +62,9 @@ from openapi_tool.telemetry.logs import (
 )
 from openapi_tool.telemetry.otlp import ExportingTracer, PeriodicExport
 from openapi_tool.telemetry.redact import Redactor
+from openapi_tool.telemetry.replica_problems import found_problems
 from openapi_tool.telemetry.spans import WireTracer
+from openapi_tool.telemetry.upstream_waits import UpstreamWaits
 from tests.requirements import requirement
 from tests.support import TRACE_ID, each
 
@@ -556,6 +559,101 @@ def test_an_outage_of_each_dependency_is_a_recent_warning_so_that_it_is_known_af
         ]
     finally:
         logging.getLogger("openapi_tool").removeHandler(warnings)
+
+
+@requirement("cli.top", "reload")
+@pytest.mark.parametrize("action", ["reload.failed", "tools.reload_failed"])
+def test_a_failed_reload_is_a_warning_until_one_succeeds(action: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    warnings, now = RecentWarnings(), 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    warnings.handle(record("wrong", action=action))
+    now += 7_200
+    for number in range(200):
+        warnings.handle(record("many", action=f"many.{number}"))
+    snapshot = warnings.snapshot()
+    assert (len(snapshot), snapshot[-1]["action"], snapshot[-1]["lasts"]) == (100, action, True)
+    replica = {"instance": "r", "warnings": snapshot[-1:]}
+    assert found_problems([replica]).now == [f"r: {action}, 1 time, last 120 min ago: wrong"]
+    warnings.solve(action)
+    assert action not in str(warnings.snapshot()), "it was more than ten minutes ago"
+    warnings.handle(record("wrong again", action=action))
+    warnings.solve(action)
+    replica = {"instance": "r", "warnings": warnings.snapshot()[:1]}
+    assert found_problems([replica]).earlier == [f"recovered: r: {action}, 1 time, last 0 s ago: wrong again"]
+
+
+@requirement("cli.top", "answer.errors")
+def test_a_refused_key_has_recovered_at_an_endpoint_once_a_request_there_succeeded() -> None:
+    keys, search, reader = RefusedKeys(), KeyUse("KEY", "search"), KeyUse("KEY", "reader")
+    RECENT_WARNINGS.install(REDACTOR)
+    try:
+        for use in (search, reader):
+            keys.record(use, 401)
+        keys.record_success(search)
+        found = found_problems([{"instance": "r", "warnings": RECENT_WARNINGS.snapshot()}])
+        assert [line.partition(" for a ")[2].partition(" ")[0] for line in found.now] == ["reader"]
+        assert found.earlier[0].startswith("recovered: r: key.refused, 1 time, last 0 s ago: the upstream refused")
+        keys.record(search, 401)
+        assert len(found_problems([{"instance": "r", "warnings": RECENT_WARNINGS.snapshot()}]).earlier) == 0, "again"
+    finally:
+        logging.getLogger("openapi_tool").removeHandler(RECENT_WARNINGS)
+
+
+class Upstream:
+    """Requests to one host, with a clock that the test sets."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1_000.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        self.waits = UpstreamWaits()
+
+    def begin(self) -> UpstreamAttempt:
+        attempt = UpstreamAttempt(self.now, "GET", "a.example", 0)
+        self.waits.begin(attempt)
+        return attempt
+
+    def end(self, attempt: UpstreamAttempt, http_status: int | None = None, *, cancelled: bool = False) -> None:
+        if not cancelled:
+            attempt.http_status = http_status
+            attempt.end(self.now)
+        self.waits.end(attempt)
+
+    def shown(self) -> list[tuple[int, float, float]]:
+        return [(host["open"], host["oldest_s"], host["silent_s"]) for host in self.waits.snapshot()]
+
+
+@requirement("cli.top")
+def test_a_host_is_silent_from_its_first_request_until_it_answers_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    upstream = Upstream(monkeypatch)
+    first = upstream.begin()
+    upstream.now += 30
+    assert upstream.shown() == [(1, 30.0, 30.0)]
+    second = upstream.begin()
+    upstream.end(first)  # too late
+    upstream.now += 5
+    assert upstream.shown() == [(1, 5.0, 35.0)], "also if each single request is given up earlier"
+    upstream.end(second, 503)
+    assert upstream.shown() == [], "any status is an answer"
+    third, fourth = upstream.begin(), upstream.begin()
+    upstream.now += 40
+    upstream.end(third, 200)
+    assert upstream.shown() == [(1, 40.0, 0.0)], "one request waits, but the host answers"
+    upstream.end(fourth, cancelled=True)
+    assert upstream.shown() == []
+
+
+@requirement("cli.top")
+def test_a_host_without_requests_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    upstream = Upstream(monkeypatch)
+    upstream.end(upstream.begin(), cancelled=True)
+    upstream.now += 600
+    upstream.end(upstream.begin())
+    upstream.now += 60
+    assert upstream.shown() == [(0, 0.0, 60.0)]
+    upstream.now += 1
+    assert upstream.shown() == [], "it failed a minute ago"
+    upstream.begin()
+    assert upstream.shown() == [(1, 0.0, 0.0)]
 
 
 @requirement("cli.top")

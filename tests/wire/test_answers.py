@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -15,6 +16,10 @@ from prometheus_client import REGISTRY
 
 from openapi_tool.kernel.postgres.store import KernelStore
 from openapi_tool.local.placed_call import PlacedCall
+from openapi_tool.telemetry.health import RECENT_WARNINGS
+from openapi_tool.telemetry.redact import Redactor
+from openapi_tool.telemetry.replica_problems import found_problems
+from openapi_tool.telemetry.upstream_waits import UPSTREAM_WAITS
 from tests.conftest import AGENT, PROJECT, reader_tool, search_tool
 from tests.requirements import requirement
 from tests.support import framed_items
@@ -565,3 +570,31 @@ async def test_an_invalid_and_an_exhausted_key_each_log_one_warning_with_the_var
             f"the upstream refused the key of JINA_API_KEY for a search request {beginning}"
         )
     assert REGISTRY.get_sample_value(name, labels) == before + 3
+
+
+@requirement("cli.top")
+async def test_a_request_that_is_not_answered_is_known_while_it_is_open(world: World) -> None:
+    world.stack.upstream.rules({"hang": True})
+    await world.caller.publish(await world.place())
+    async with asyncio.timeout(10):
+        while not (waits := UPSTREAM_WAITS.snapshot()):  # noqa: ASYNC110 - there is no event to wait for
+            await asyncio.sleep(0.01)
+    assert [(wait["host"], wait["open"]) for wait in waits] == [("s.jina.ai", 1)]
+    world.stack.upstream.rules()
+    await world.settled()
+    assert UPSTREAM_WAITS.snapshot() == []
+
+
+@requirement("answer.errors", "cli.top")
+async def test_a_key_that_the_upstream_accepts_again_is_listed_as_recovered(world: World) -> None:
+    RECENT_WARNINGS.install(Redactor())
+    try:
+        world.stack.upstream.rules({"statuses": [401]})
+        await world.send(await world.place())
+        refused = found_problems([{"instance": "r", "warnings": RECENT_WARNINGS.snapshot()}])
+        assert ("key.refused" in refused.now[0], refused.earlier) == (True, [])
+        await world.send(await world.place())
+        accepted = found_problems([{"instance": "r", "warnings": RECENT_WARNINGS.snapshot()}])
+        assert (accepted.now, accepted.earlier[0].startswith("recovered: r: key.refused")) == ([], True)
+    finally:
+        logging.getLogger("openapi_tool").removeHandler(RECENT_WARNINGS)
