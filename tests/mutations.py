@@ -451,7 +451,7 @@ SECRETS = (
     ),
     Mutation(
         "jina/backend.py",
-        "self._refused_keys.record_success(KeyUse(permit.variable, name))",
+        "self._refused_keys.record_success(KeyUse(permit.variable, operation))",
         "pass",
         "tests/wire/test_answers.py::test_a_key_that_the_upstream_accepts_again_is_listed_as_recovered",
     ),
