@@ -63,7 +63,7 @@ class PermitRequest:
 class Permit:
     """Right to send one request with `key`, perhaps another than that of the request for it. This one is unlimited.
 
-    `is_sent`: the request got its connection, so the upstream may charge for it.
+    `is_sent`: the request got its connection. Then it is written, whatever happens, and the upstream may charge for it.
     """
 
     __slots__ = ("__weakref__", "is_sent", "key")
