@@ -27,6 +27,7 @@ from openapi_tool.bootstrap import Upstream, build_bootstrap, build_runner, lint
 from openapi_tool.environment import DEFAULT_AUTH_ENV
 from openapi_tool.jina.definition_checks import source_problems
 from openapi_tool.jina.egress import EgressTransport
+from openapi_tool.jina.transport import ON_CONNECTED
 from openapi_tool.local.recordings import (
     RECORDED_HOSTS,
     Recording,
@@ -264,6 +265,8 @@ class _RouterTransport(httpx.AsyncBaseTransport):
         self._router = router
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if (tell_connected := request.extensions.get(ON_CONNECTED)) is not None:
+            tell_connected()
         traffic = _traffic.get()
         traffic.requests.append(request)
         with suppress(AllMockedAssertionError):

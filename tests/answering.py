@@ -35,6 +35,7 @@ from openapi_tool.tools.deadlines import Deadline
 from openapi_tool.tools.definition import parse_definition
 from openapi_tool.tools.output import ToolOutput
 from openapi_tool.tools.result import RenderedResult, ResultFields, success
+from tests.support import SentByMock
 
 KEY = "a-key-of-the-test_0123456789"
 MAX_BYTES = 10_000_000
@@ -111,7 +112,7 @@ class ToolsOverTransport:
     pool: WorkerPool | None = None
 
     def __post_init__(self) -> None:
-        client = JinaClient(httpx.MockTransport(self.answer), MAX_BYTES, self.pool)
+        client = JinaClient(SentByMock(self.answer), MAX_BYTES, self.pool)
         values = {
             "retry": RetryOptions(0, 0.01, 0.01),
             "tools": ToolOptions(),

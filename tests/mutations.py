@@ -64,9 +64,15 @@ MONEY = (
     ),
     Mutation(
         "jina/backend.py",
-        "                reservation.release()\n",
-        "                pass\n",
+        "        reservation.release()\n",
+        "        pass\n",
         "tests/races/test_budgets.py::test_a_request_that_gets_no_permit_takes_nothing_of_the_budget",
+    ),
+    Mutation(
+        "jina/backend.py",
+        "                    if permit.is_sent:\n                        if tokens",
+        "                    if True:\n                        if tokens",
+        "tests/races/test_budgets.py::test_a_request_that_gets_no_connection_takes_nothing_of_budget_and_limit",
     ),
     Mutation(
         "jina/backend.py",

@@ -35,6 +35,7 @@ from openapi_tool.jina.egress import EgressTransport
 from openapi_tool.jina.failures import NO_SECRETS, ONCE, SOME
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.jina.response import Expected, UpstreamResult
+from openapi_tool.jina.transport import ON_CONNECTED
 from openapi_tool.kernel.jetstream.dead_letters import STREAM as DEAD_LETTERS
 from openapi_tool.kernel.postgres.privileges import grant_statements, quoted_role
 from openapi_tool.local.caller import Caller
@@ -412,6 +413,16 @@ RETRIES = {"no": (False, 0), "once": (True, ONCE), "yes": (True, SOME), "later":
 _REMEDY = re.compile(r"\b(try|use|call|ask|read|shorten|correct|wait|change|check|operator)\b")
 _TAG = re.compile(r"<[a-z!/]", re.IGNORECASE)
 _CLASS_NAME = re.compile(r"\b[A-Z]\w*Error\b|\bError:")
+
+
+class SentByMock(httpx.MockTransport):
+    """Mock transport that tells that a request has its connection, as `AiohttpTransport` does."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Answer a request."""
+        if (tell_connected := request.extensions.get(ON_CONNECTED)) is not None:
+            tell_connected()
+        return await super().handle_async_request(request)
 
 
 _OFFERED = frozenset({"wait_for_selector", "target_selector", "max_tokens", "count", "no_cache"})

@@ -101,10 +101,10 @@ def _needed(user: NatsUser, settings: Settings, stream: str | None) -> Permissio
 def _gateway(settings: Settings, stream: str) -> Permissions:
     from openapi_tool.gateway import nats_state  # noqa: PLC0415 - no other user needs it
 
-    buckets = {nats_state.TOKEN_BUCKET.name: "*"}
-    buckets |= {nats_state.text_bucket(name).name: "*.*" for name in nats_state.TEXT_BUCKETS}
+    texts = {nats_state.text_bucket(name).name: "*.*.*" for name in nats_state.TEXT_BUCKETS}  # owner, name, part
     return gateway_permissions(
-        buckets,
+        {nats_state.TOKEN_BUCKET.name: "*", **texts},
+        texts,
         (nats_state.CALLS.name, f"{nats_state.CALLS.prefix}.*.*.*"),
         stream,
         session_key=settings.session.key is not None,

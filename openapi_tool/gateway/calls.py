@@ -395,7 +395,7 @@ class Gateway:
             status=fields.status if fields else CANCELLED,
             error=fields.error if fields else None,
             tokens=call.spent.tokens,
-            requests=max(call.spent.requests, len(call.attempts)),
+            requests=call.spent.requests,
             cached=bool(fields and fields.cached),
             truncated=bool(fields and fields.truncated),
             retries=sum(attempt.resends > 0 for attempt in call.attempts),

@@ -22,7 +22,6 @@ from openapi_tool.protocol.subjects import is_token
 
 log = logging.getLogger(__name__)
 
-MAX_KEYS = 100
 FRESH_S, RETRY_S = 600.0, 30.0
 """Age from which the keys are read again; the shortest time between two attempts, also for an unknown key."""
 
@@ -93,8 +92,8 @@ def usable_keys(document: bytes) -> dict[str, tuple[Any, str]]:
         listed = None
     if not isinstance(listed, list):
         raise Unavailable("it is no JWKS: an object with a list `keys`")
-    given = {str(each["kid"]): each for each in listed[:MAX_KEYS] if isinstance(each, dict) and each.get("kid")}
-    keys = {}
+    given = {str(each["kid"]): each for each in listed if isinstance(each, dict) and each.get("kid")}
+    keys, unusable = {}, 0
     for key_id, key in given.items():
         algorithm = _ALGORITHM.get(str(key.get("kty")))
         if algorithm is None or key.get("use", "sig") != "sig" or key.get("alg", algorithm) != algorithm:
@@ -102,7 +101,9 @@ def usable_keys(document: bytes) -> dict[str, tuple[Any, str]]:
         try:
             keys[key_id] = _public_key(key), algorithm
         except (jwt.exceptions.InvalidKeyError, ValueError, TypeError):
-            log.warning("a key of the issuer cannot be used", extra={"action": "oauth.key_unusable"})
+            unusable += 1
+    if unusable:
+        log.warning("%s keys of the issuer cannot be used", unusable, extra={"action": "oauth.key_unusable"})
     return keys
 
 

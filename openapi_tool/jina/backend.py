@@ -44,7 +44,7 @@ from openapi_tool.telemetry.upstream_waits import UPSTREAM_WAITS
 from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.deadlines import Deadline
 from openapi_tool.tools.definition import ToolDefinition
-from openapi_tool.tools.output import Meter, ToolOutput
+from openapi_tool.tools.output import Meter, ToolOutput, Usage
 from openapi_tool.tools.wording import short
 
 log = logging.getLogger(__name__)
@@ -222,7 +222,8 @@ class JinaBackend:
         """Send the request of an item, and again after each failure that a retry may mend. Raises ToolError.
 
         An attempt reserves its estimated cost in the budgets, waits for a permit and sends the request. Then permit,
-        budgets and `meter` get its real cost, also that of a failure; if it was cancelled, the estimate.
+        budgets and `meter` get its real cost, also that of a failure; if it was cancelled, the estimate. An attempt
+        that ends before its request is sent costs nothing.
         """
         call = item.call
         deadline = item.deadline
@@ -249,10 +250,10 @@ class JinaBackend:
                 estimate = min_tokens if reservation is None else reservation.amount.tokens
                 tokens: int | None = None  # cost of the request, unknown while it runs
                 try:
-                    result = await self._send(item, permit, meter, context, attempt_number, estimate)
+                    result = await self._send(item, permit, context, attempt_number, estimate)
                 except ToolError as error:
                     tokens = error.tokens
-                    if other_keys := permit.failed(error):
+                    if permit.is_sent and (other_keys := permit.failed(error)):
                         error.max_retries = max(other_keys, error.max_retries)
                         error.retry_after = 0.0
                     self._refused_keys.record(KeyUse(permit.variable, operation), error.http_status)
@@ -266,9 +267,12 @@ class JinaBackend:
                     self._refused_keys.record_success(KeyUse(permit.variable, operation))
                     return _output(result, parameters, context)
                 finally:
-                    if tokens is None:  # the attempt was cancelled
-                        permit.cancelled()
-                    _settle(item, reservation, meter, estimate, tokens)
+                    if permit.is_sent:
+                        if tokens is None:  # the attempt was cancelled
+                            permit.cancelled()
+                        _settle(item, reservation, meter, estimate, tokens)
+                    else:
+                        _give_back(permit, reservation)
                 call.slot.pause()
                 try:
                     await self._sleep(wait_s)
@@ -287,10 +291,7 @@ class JinaBackend:
             if context.call.recheck is not None:
                 context.call.recheck()
         except BaseException:
-            if permit is not None:
-                permit.unsent()
-            if reservation is not None:
-                reservation.release()
+            _give_back(permit, reservation)
             raise
         finally:
             # Of a call that gets no permit record also a short wait: it shows where the call ended.
@@ -299,7 +300,7 @@ class JinaBackend:
         return permit
 
     async def _send(
-        self, item: _Item, permit: Permit, meter: Meter, context: RequestContext, attempt_number: int, estimate: int
+        self, item: _Item, permit: Permit, context: RequestContext, attempt_number: int, estimate: int
     ) -> UpstreamResult:
         """Send the request now, with the remaining time as `timeout`, and record the attempt. Raises ToolError.
 
@@ -309,14 +310,12 @@ class JinaBackend:
         attempt = UpstreamAttempt(time.monotonic(), request.method, request.host, resends=attempt_number - 1)
         context.record_attempt(attempt)
         item.call.slot.sending()
-        meter.requests += 1
-        metrics.UPSTREAM_REQUESTS.labels(item.definition.built_in.name).inc()
         UPSTREAM_WAITS.begin(attempt)
         try:
             result = await self._client.fetch(request, permit.key, item.deadline, context, permit.connected)
         except ToolError as error:
             _record_end(attempt, context, error.code)
-            if permit.is_sent or context.http_status is not None:
+            if permit.is_sent:
                 self._costs.estimate_cost_of(error, item.endpoint, estimate, context.body_bytes)
             context.clear()  # hold no memory while waiting for a retry
             raise without_traceback(error) from None
@@ -335,8 +334,17 @@ def _settle(item: _Item, reservation: Reservation | None, meter: Meter, estimate
     counted = estimate if tokens is None else tokens
     if reservation is not None:
         reservation.charge(counted)
-    meter.tokens += counted
+    meter.add(Usage(counted, 1))
+    metrics.UPSTREAM_REQUESTS.labels(item.definition.built_in.name).inc()
     metrics.UPSTREAM_TOKENS.labels(item.definition.built_in.name, project_label(item.call.project)).inc(counted)
+
+
+def _give_back(permit: Permit | None, reservation: Reservation | None) -> None:
+    """End an attempt whose request was not sent."""
+    if permit is not None:
+        permit.unsent()
+    if reservation is not None:
+        reservation.release()
 
 
 def _output(result: UpstreamResult, parameters: Mapping[str, Any], context: RequestContext) -> ToolOutput:

@@ -63,7 +63,8 @@ class PermitRequest:
 class Permit:
     """Right to send one request with `key`, perhaps another than that of the request for it. This one is unlimited.
 
-    `variable` is that of the key. `is_sent`: the request got its connection, so the upstream may charge for it.
+    `variable` is that of the key. `is_sent`: the request got its connection. Then it is written, whatever happens, and
+    the upstream may charge for it.
     """
 
     __slots__ = ("__weakref__", "is_sent", "key", "variable")

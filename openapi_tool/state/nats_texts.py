@@ -23,6 +23,7 @@ TIMEOUT_S = 2.0
 _PAUSE_S = 5.0
 _HEADERS_BYTES = 4 * 1024
 _MAX_PARTS = 256
+_NEARLY_FULL = 0.75  # of the bytes that a bucket may hold
 
 
 class Patience:
@@ -55,19 +56,35 @@ class PartedTexts:
 
     async def put(self, name: str, text: bytes) -> None:
         """See `Texts`."""
+        await self.put_all({name: text})
+
+    async def put_all(self, texts: Mapping[str, bytes]) -> None:
+        """See `TextSets`."""
+        with self._patience.errors(), self.bucket.errors():
+            for name, text in reversed(list(texts.items())):
+                await self._put(name, text)
+            await self._bound_owner(next(iter(texts)).partition(".")[0])
+
+    async def _put(self, name: str, text: bytes) -> None:
         client = self._patience.client
         size = min(MAX_VALUE_BYTES, client.max_payload) - _HEADERS_BYTES
         parts = [text[start : start + size] for start in range(0, len(text), size)] or [b""]
         parts[0] = b"%d\n%b" % (len(parts), parts[0])
-        with self._patience.errors(), self.bucket.errors():
-            opened = await self.bucket.open(client.jetstream(timeout=TIMEOUT_S))
-            for number in reversed(range(len(parts))):
-                await opened.put(f"{name}.{number}", parts[number])
+        opened = await self.bucket.open(client.jetstream(timeout=TIMEOUT_S))
+        for number in reversed(range(len(parts))):
+            await opened.put(f"{name}.{number}", parts[number])
 
-    async def put_all(self, texts: Mapping[str, bytes]) -> None:
-        """See `TextSets`."""
-        for name, text in reversed(list(texts.items())):
-            await self.put(name, text)
+    async def _bound_owner(self, owner: str) -> None:
+        """Once the bucket is nearly full, delete of this owner all but as many parts as fit into half of it.
+
+        A full bucket drops the oldest parts, whoever owns them: so an owner alone never fills it.
+        """
+        jetstream = self._patience.client.jetstream(timeout=TIMEOUT_S)
+        stream, max_bytes = self.bucket.stream, self.bucket.max_bytes
+        if (await jetstream.stream_info(stream)).state.bytes > _NEARLY_FULL * max_bytes > 0:
+            await jetstream.purge_stream(
+                stream, subject=f"$KV.{self.bucket.name}.{owner}.>", keep=max_bytes // 2 // MAX_VALUE_BYTES
+            )
 
     async def get(self, name: str) -> bytes | None:
         """See `Texts`."""

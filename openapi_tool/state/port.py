@@ -75,7 +75,8 @@ class ListedRecords(Records, Protocol):
 class Texts(Protocol):
     """Texts by name that expire some time after they were stored; every method raises Unavailable.
 
-    A name may begin with that of its owner and a dot: a full file drops texts of the owner with the most bytes first.
+    A name may begin with that of its owner and a dot. A full file drops texts of the owner with the most bytes first; a
+    bucket that is nearly full, the oldest of the owner who stores one.
     """
 
     async def put(self, name: str, text: bytes) -> None:

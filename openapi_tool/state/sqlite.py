@@ -95,11 +95,11 @@ class StateFile:
             _check(path, create=create)
             connection = _connect(path)
             _make_private(path)
+            return cls(path, connection)
         except OSError as error:
             raise StateUnusable(f"{path} cannot be opened: {error.strerror}; name another file with --state") from error
         except sqlite3.Error as error:
             raise StateUnusable(_unusable(path, error)) from error
-        return cls(path, connection)
 
     def records(self, bucket: str, ttl_s: float = _FOREVER) -> SqliteRecords:
         """Return the records of a bucket, which expire `ttl_s` seconds after their last change."""
@@ -441,7 +441,7 @@ def _unusable(path: Path, error: sqlite3.Error) -> str:
         return f"{path}: the disk is full; free some space"
     if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
         return _damaged(path, str(error))
-    return f"{path} cannot be used: {error}"
+    return f"{path} cannot be used: {error}; check its disk and its permissions, or name another file with --state"
 
 
 def _damaged(path: Path, how: str) -> str:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,6 +21,7 @@ from openapi_tool.gateway.assembly import open_gateway
 from openapi_tool.gateway.calls import Caller as GatewayCaller
 from openapi_tool.gateway.calls import Gateway
 from openapi_tool.gateway.opening import NATS, open_state
+from openapi_tool.gateway.stored import text_name
 from openapi_tool.gateway.tokens import StoredTokens, new_token
 from openapi_tool.gateway.tools import built_in_tools
 from openapi_tool.local.caller import Caller
@@ -32,6 +36,7 @@ from tests.requirements import requirement
 from tests.support import another_nats
 
 ME = GatewayCaller(PROJECT, AGENT)
+LIMIT = 240
 
 
 @pytest.fixture
@@ -106,6 +111,59 @@ async def test_both_doors_share_the_limit_of_a_key(
     assert [each["sent_per_minute"] for each in limit["replicas"].values()] == [3, 3]
 
 
+@requirement("gateway.shared", "gateway.replicated", "limits.window", "budgets.exact")
+@pytest.mark.usefixtures("clean")
+async def test_two_gateways_and_an_executor_flooded_at_once_exceed_neither_budget_nor_limit(
+    stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor
+) -> None:
+    """First one project calls all three, with a budget of 12; then each gets a flood of a project of its own."""
+    projects = {"shared": {"project_day_requests": 12}}
+    for project in ("of_executor", "shared"):
+        await caller.set_up_project(project, AGENT, [search_tool()])
+    variables = {
+        "OPENAPI_TOOL__LIMITS__SEARCH_REQUESTS_PER_MINUTE": str(LIMIT),
+        "OPENAPI_TOOL__BUDGETS__PROJECTS": json.dumps(projects),
+    }
+    await asyncio.to_thread(start_executor, variables)
+    stack.upstream.clear_requests()
+    settings: dict[str, Any] = {
+        "limits": {"search_requests_per_minute": LIMIT},
+        "budgets": {"projects": projects},
+        "gateway": {"call_timeout_s": 60},
+    }
+    connection = {"servers": stack.nats.url}
+
+    async def by_executor(project: str) -> str:
+        placed = await caller.place(project, AGENT, "jina_search", RECORDED)
+        content = (await caller.result(placed, 90.0)).card["content"]
+        return str((content["error"] or {}).get("code", ""))
+
+    async def by_gateway(gateway: Gateway, project: str) -> str:
+        return (await gateway.call(GatewayCaller(project, AGENT), "jina_search", RECORDED)).fields.error_code or ""
+
+    async with gateway_of(stack, connection, **settings) as one, gateway_of(stack, connection, **settings) as two:
+        doors: dict[str, Callable[[str], Coroutine[Any, Any, str]]] = {
+            "of_one": partial(by_gateway, one),
+            "of_two": partial(by_gateway, two),
+            "of_executor": by_executor,
+        }
+        codes = await asyncio.gather(*(call("shared") for call in doors.values() for _ in range(10)))
+        assert Counter(codes) == {"": 12, "budget_exceeded": 18}
+        began = time.monotonic()
+        ends: dict[str, list[float]] = {project: [] for project in doors}
+
+        async def timed(project: str) -> None:
+            if not await doors[project](project):
+                ends[project].append(time.monotonic() - began)
+
+        await asyncio.gather(*(timed(project) for _ in range(60) for project in doors))
+    assert len(stack.upstream.requests()) == 12 + sum(map(len, ends.values()))
+    # While all three have calls that wait: later the executor has none, as its calls have less time.
+    shares = [sum(3 < end < 9 for end in each) for each in ends.values()]
+    assert max(shares) - min(shares) <= 2, shares
+    assert 0.5 < sum(shares) / (6 * LIMIT / 60) < 1.2, shares
+
+
 @requirement("privilege.subjects", "gateway.replicated")
 async def test_a_gateway_needs_only_the_listed_permissions(stack: EmbeddedStack) -> None:
     listed = CliRunner().invoke(app, ["nats", "permissions", "--for", "gateway", "--format", "server-config"])
@@ -126,8 +184,10 @@ async def test_a_gateway_needs_only_the_listed_permissions(stack: EmbeddedStack)
         assert len(await gateway.usage_of(ME, 0)) == 1
         for bucket in ("whole", "untaken", "idempotent"):
             texts = state.texts(bucket, 60)
-            await texts.put_all({"a": b"a" * 300_000, "b": b""})
-            assert await texts.get("a") == b"a" * 300_000
+            name = text_name(PROJECT, AGENT, bucket)
+            await texts.put_all({name: b"a" * 300_000, text_name(PROJECT, AGENT, "empty"): b""})
+            assert await texts.get(name) == b"a" * 300_000
+            await texts.delete(name)
         variables = {"NATS_SERVERS": server.url, "OPENAPI_TOOL__NATS__USER": "gateway"}
         variables |= {"OPENAPI_TOOL__NATS__PASSWORD": "gateway-of-the-test"}
         for words in (["tokens", "list"], ["usage", "--project", PROJECT], ["tokens", "create", "--project", "p"]):

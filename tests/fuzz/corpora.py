@@ -40,7 +40,7 @@ from openapi_tool.service import kernel_parts, process_parts
 from openapi_tool.settings import Settings
 from openapi_tool.tools import definition, schema
 from openapi_tool.tools.catalogue import CATALOGUE
-from tests.support import BODY, HEADERS, SUBJECT, waiting_turn
+from tests.support import BODY, HEADERS, SUBJECT, SentByMock, waiting_turn
 from tests.unit import test_url_policy as addresses
 
 Item = TypeVar("Item")
@@ -296,7 +296,7 @@ class _Kernel:
                 "CommandConsumer": lambda *given: _consumer(handlers, given[3]),
             }.items():
                 patches.enter_context(mock.patch.object(kernel_parts, name, value))
-            transport = httpx.MockTransport(lambda _: self._response())
+            transport = SentByMock(lambda _: self._response())
             patches.enter_context(mock.patch.object(process_parts, "upstream_transport", return_value=transport))
             stack, bootstrap = AsyncExitStack(), build_bootstrap(_SETTINGS, _ENVIRONMENT)
             await kernel_parts.assemble(stack, bootstrap, process_parts.open_process_parts(stack, bootstrap, None))

@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from openapi_tool.local.stack import UpstreamDouble
 from openapi_tool.options.budgets import BudgetOptions
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.quotas.budgets import Budgets, Spender
+from openapi_tool.quotas.permits import Permit
 from openapi_tool.state.sqlite import StateFile
 from openapi_tool.tools.deadlines import Deadline
 from tests.gateway.conftest import ME, PAGE, OpenGateway, until
@@ -88,6 +89,37 @@ async def test_usage_counts_of_a_cancelled_call_what_the_budget_counts(
         used = json.loads((await run("usage", "--project", ME.project_id, "--by", "error", "--json")).stdout)
     assert used["total"]["tokens"] == 1_000_000 - budget["tokens_left"] > 0
     assert [(row["key"], row["errors"]) for row in used["rows"]] == [("cancelled", 1)]
+
+
+@requirement("budgets.exact", "mcp.cancellation")
+async def test_calls_that_are_cancelled_before_their_requests_are_sent_are_charged_nothing(
+    opened: OpenGateway, double: UpstreamDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """300 calls end while they wait for a slot, for a TLS handshake or for a response."""
+    sent: list[Permit] = []
+    connected = Permit.connected
+
+    def record(permit: Permit) -> None:
+        sent.append(permit)
+        connected(permit)
+
+    monkeypatch.setattr(Permit, "connected", record)
+    double.rules({"match": "", "hang": True})
+
+    async def give_up(gateway: Gateway, after_s: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(after_s):
+                await gateway.call(ME, "jina_read", {"url": PAGE})
+
+    budgets = {"project_day_requests": 1_000}
+    async with opened(budgets=budgets, executor={"concurrency": 200}, cache={"ttl_s": 0}) as gateway:
+        await asyncio.gather(*(give_up(gateway, number / 1_000) for number in range(300)))
+        await until(lambda: not gateway.running)
+        [budget] = await gateway.budget_of(ME)
+        [usage] = await gateway.usage_of(ME, 0)
+    charged = 1_000 - budget["requests_left"]
+    assert usage["requests"] == charged == len(sent)
+    assert len(double.requests()) <= charged < 300  # what was written to a connection that then ended may be lost
 
 
 @requirement("gateway.http")

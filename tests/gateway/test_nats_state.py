@@ -22,7 +22,7 @@ from openapi_tool.cli.gateway import chosen_state, selected_file, selected_state
 from openapi_tool.cli.kernel import NO_DATABASE
 from openapi_tool.gateway.nats_state import CALLS, NatsRows, gateway_bus, open_nats_state, stored_tokens
 from openapi_tool.gateway.opening import NATS
-from openapi_tool.gateway.stored import CallRow
+from openapi_tool.gateway.stored import CallRow, text_name
 from openapi_tool.gateway.tokens import StoredTokens, Tokens, new_token
 from openapi_tool.local.dev_state import announce, claimed_state
 from openapi_tool.local.guard import Guard
@@ -229,6 +229,22 @@ async def test_a_text_of_any_size_is_stored_in_parts(server: NatsServer, size: i
         assert await texts.get("more19") == b"x" * 700_000
         await texts.delete("more19")
         assert await texts.get("more19") is None
+
+
+@requirement("state.texts")
+async def test_texts_of_one_project_do_not_take_the_place_of_anothers(server: NatsServer) -> None:
+    """One stores six times as much as the bucket holds; its newest texts stay, and all of another's."""
+    bucket = Bucket("texts", ttl_s=60, max_bytes=16 * 2**20, drops_oldest=True)
+    async with patience(server) as available:
+        texts = PartedTexts(available, bucket)
+        quiet = [text_name("quiet", number) for number in range(4)]
+        flood = [text_name("flood", number) for number in range(200)]
+        for name in (*quiet, *flood):
+            await texts.put(name, bytes(500_000))
+        assert all([await texts.get(name) is not None for name in quiet])
+        found = [await texts.get(name) is not None for name in flood]
+        assert found == sorted(found), "the oldest are dropped"
+        assert found.count(True) >= 16
 
 
 @requirement("state.texts")

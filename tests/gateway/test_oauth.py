@@ -198,6 +198,38 @@ def test_keys_for_something_else_are_passed_over() -> None:
     assert list(usable_keys(json.dumps({"keys": [*others, jwk("rsa", RSA_KEY)]}).encode())) == ["rsa"]
 
 
+@requirement("gateway.oauth")
+async def test_of_a_thousand_keys_each_counts_and_the_broken_ones_are_one_log_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    issuer = Issuer()
+    others = [{**jwk("ec", EC_KEY), "kid": f"ec{number}"} for number in range(1_000)]
+    broken = [{"kid": f"broken{number}", "kty": "EC", "crv": "P-256"} for number in range(500)]
+    issuer.document = json.dumps({"keys": [*broken, *others, jwk("rsa", RSA_KEY)]}).encode()
+    assert len(issuer.document) < MAX_BYTES
+    await issuer.jwts.caller(signed())
+    await issuer.jwts.caller(signed(EC_KEY, "ec999", "ES256"))
+    assert caplog.messages == ["500 keys of the issuer cannot be used"]
+
+
+@requirement("gateway.oauth")
+async def test_a_flood_of_unknown_keys_shares_one_request_to_an_issuer_that_hangs() -> None:
+    issuer = Issuer()
+    await issuer.jwts.caller(signed())
+    issuer.now += RETRY_S
+    issuer.answers.clear()
+    flood = [asyncio.create_task(issuer.jwts.caller(signed(key_id=f"unknown{number}"))) for number in range(200)]
+    async with asyncio.timeout(10):
+        for _ in range(10):
+            await issuer.jwts.caller(signed())  # the others go on
+    issuer.document = None
+    issuer.answers.set()
+    results = await asyncio.gather(*flood, return_exceptions=True)
+    assert {type(result) for result in results} == {JwtRefused}
+    await issuer.jwts.caller(signed())
+    assert issuer.reads == 2
+
+
 @requirement("gateway.oauth", "egress.hosts")
 @respx.mock
 async def test_only_the_document_is_requested_and_its_size_is_bounded(respx_mock: respx.MockRouter) -> None:

@@ -334,6 +334,16 @@ async def test_a_full_disk_is_named_and_loses_nothing(tmp_path: Path) -> None:
 
 
 @requirement("state.file")
+def test_an_error_of_any_statement_of_the_start_is_named_with_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as `disk I/O error`, where a full disk has no place for the file of shared memory."""
+    monkeypatch.setattr(sqlite, "_LAST_PURGE", "SELECT * FROM nowhere")
+    with pytest.raises(StateUnusable, match=r"s cannot be used: no such table: nowhere; check .*--state"):
+        StateFile.open(tmp_path / "s")
+
+
+@requirement("state.file")
 async def test_a_process_that_holds_the_lock_is_named_as_the_cause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,7 +26,7 @@ from openapi_tool.jina.options import CacheOptions, EgressOptions, RetryOptions
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.options.budgets import BudgetLimits, BudgetOptions
 from openapi_tool.options.tools import ToolOptions
-from openapi_tool.protocol.errors import BudgetExceeded, RateLimited, ToolError, Unavailable
+from openapi_tool.protocol.errors import BudgetExceeded, RateLimited, ToolError, Unavailable, UpstreamUnavailable
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.quotas import budgets as budgets_module
 from openapi_tool.quotas.account import Account
@@ -41,7 +41,7 @@ from openapi_tool.tools.output import ToolOutput
 from tests.answering import call_within
 from tests.races.conftest import Run, Scene, iterate_loop, run_virtually
 from tests.requirements import requirement
-from tests.support import definition
+from tests.support import SentByMock, definition
 
 START = 1_900_000_000.0
 LIMIT = 100
@@ -318,7 +318,7 @@ class _NoPermitAtFirst(Unlimited):
 def test_a_request_that_gets_no_permit_takes_nothing_of_the_budget() -> None:
     async def work() -> None:
         world = World(BudgetOptions(session_requests=1))
-        client = JinaClient(httpx.MockTransport(lambda _: httpx.Response(200, json={"code": 200, "data": []})), 100_000)
+        client = JinaClient(SentByMock(lambda _: httpx.Response(200, json={"code": 200, "data": []})), 100_000)
         options = JinaBackendOptions(RetryOptions(0), CacheOptions(), ToolOptions(), UrlPolicy(), EgressOptions())
         tools = JinaBackend(client, options, permits=_NoPermitAtFirst(), budgets=world.pod().budgets)
         with pytest.raises(RateLimited):
@@ -327,6 +327,35 @@ def test_a_request_that_gets_no_permit_takes_nothing_of_the_budget() -> None:
         with pytest.raises(BudgetExceeded):
             await _search(tools, "another question")
         await world.close()
+
+    run_virtually(work())
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["is refused", "waits and is cancelled"])
+@requirement("budgets.exact")
+def test_a_request_that_gets_no_connection_takes_nothing_of_budget_and_limit(waits: bool) -> None:  # noqa: FBT001
+    async def connect(_: httpx.Request) -> httpx.Response:
+        await asyncio.sleep(1 if waits else 0)
+        raise httpx.ConnectError("no connection")
+
+    async def work() -> None:
+        world = World(BudgetOptions(session_requests=1))
+        permits = _RecordedPermits()
+        options = JinaBackendOptions(RetryOptions(1), CacheOptions(), ToolOptions(), UrlPolicy(), EgressOptions())
+        client = JinaClient(httpx.MockTransport(connect), 100_000)  # tells of no connection
+        tools = JinaBackend(client, options, permits=permits, budgets=world.pod().budgets)
+        searching = asyncio.create_task(_search(tools))
+        if waits:
+            await asyncio.sleep(0.5)
+            searching.cancel()
+            await asyncio.wait([searching])
+        else:
+            with pytest.raises(UpstreamUnavailable) as failed:
+                await searching
+            assert failed.value.requests == 0
+        assert permits.ends == ["unsent"] * (1 if waits else 2)
+        [record] = await world.close()
+        assert (record.used.requests, record.lost.requests, record.open) == (0, 0, {})
 
     run_virtually(work())
 
@@ -347,6 +376,9 @@ class _Recorded(Permit):
 
     def cancelled(self) -> None:
         self.ends.append("cancelled")
+
+    def unsent(self) -> None:
+        self.ends.append("unsent")
 
 
 @dataclass
@@ -370,7 +402,7 @@ def test_each_attempt_ends_its_permit_once_also_if_it_is_cancelled() -> None:
     async def work() -> None:
         permits = _RecordedPermits()
         options = JinaBackendOptions(RetryOptions(1), CacheOptions(0), ToolOptions(), UrlPolicy(), EgressOptions())
-        tools = JinaBackend(JinaClient(httpx.MockTransport(serve), 100_000), options, permits=permits)
+        tools = JinaBackend(JinaClient(SentByMock(serve), 100_000), options, permits=permits)
         await _search(tools)
         hanging = asyncio.create_task(_search(tools))
         await iterate_loop(20)
@@ -763,9 +795,7 @@ async def play(calls: Sequence[Call], answers: Sequence[Answer], cache_ttl_s: fl
         UrlPolicy(),
         EgressOptions(max_response_bytes=100_000, body_budget_bytes=max_call_memory(100_000) + 10 * LARGE_CHARS),
     )
-    scene = Scene(
-        tools=JinaBackend(JinaClient(httpx.MockTransport(upstream.handle), 100_000), options), concurrency=100
-    )
+    scene = Scene(tools=JinaBackend(JinaClient(SentByMock(upstream.handle), 100_000), options), concurrency=100)
     whole = scene.tools.semaphore.free_bytes
     scene.kernel.calls = {f"call-{number}": record(call) for number, call in enumerate(calls, start=1)}
 

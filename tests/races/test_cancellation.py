@@ -40,6 +40,7 @@ from openapi_tool.tools.output import Item, ToolOutput
 from openapi_tool.tools.policy import Authorizer, Policy
 from tests.races.conftest import FakeTools, Run, Scene, Schedule, iterate_loop, run_virtually
 from tests.requirements import requirement
+from tests.support import SentByMock
 
 
 async def _refused(_: Schedule) -> ToolOutput:
@@ -165,7 +166,7 @@ class Pages(JinaBackend):
             UrlPolicy(),
             EgressOptions(max_response_bytes=700_000, body_budget_bytes=max_call_memory(1_000_000) + 700_000),
         )
-        super().__init__(JinaClient(httpx.MockTransport(answer), 1_000_000), options)
+        super().__init__(JinaClient(SentByMock(answer), 1_000_000), options)
 
 
 PAGES = {"urls": [f"https://a.example/{page}" for page in ("one", "two", "refused", "one")]}

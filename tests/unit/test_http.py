@@ -7,9 +7,10 @@ import inspect
 import json
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,6 +23,7 @@ import trustme
 import uvloop
 from aiohttp import web
 from aiohttp.client_proto import ResponseHandler
+from aiohttp.http_writer import StreamWriter
 from pydantic import SecretStr
 
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
@@ -41,6 +43,7 @@ from openapi_tool.protocol.errors import (
     UpstreamRejected,
     UpstreamUnavailable,
 )
+from openapi_tool.quotas.permits import Permit
 from openapi_tool.tools.deadlines import Deadline
 from openapi_tool.tools.output import ToolOutput
 from tests.answering import for_request
@@ -49,6 +52,7 @@ from tests.support import assert_for_a_model, each
 
 KEY = SecretStr("a-key-of-the-test")
 SEARCH = UpstreamRequest("POST", "s.jina.ai", "/", {"Accept": "application/json"}, b'{"q":"x"}', Expected("search"))
+GET = UpstreamRequest("GET", "r.jina.ai", "/https://a.example", {}, None, Expected("reader"))
 SUCCESS = {"code": 200, "data": []}
 
 
@@ -626,6 +630,56 @@ def test_a_request_counts_from_when_it_has_a_connection(run: Run, tmp_path: Path
 
     run(check())
     assert events == ["1 sent", "received", "2 sent", "received"]
+
+
+@pytest.mark.parametrize("reused", [False, True])
+@pytest.mark.parametrize("sent", [SEARCH, GET], ids=["with a body", "without"])
+@requirement("budgets.exact")
+def test_a_cancelled_request_has_a_connection_if_and_only_if_it_was_written(
+    sent: UpstreamRequest,
+    reused: bool,  # noqa: FBT001
+    run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is cancelled in each iteration of the event loop until it is written."""
+
+    async def script(peer: Peer) -> None:
+        while True:
+            peer.send(response())
+            await peer.request()
+
+    async def check() -> None:
+        async with Upstream(tmp_path, script) as upstream:
+            permit = Permit(KEY)
+            for iterations in count():
+                if reused:
+                    await upstream.request()
+                before, permit = len(written), Permit(KEY)
+                fetching = asyncio.create_task(fetch(upstream.client, sent, on_connected=permit.connected))
+                for _ in range(iterations):
+                    await asyncio.sleep(0)
+                fetching.cancel()
+                await asyncio.wait([fetching])
+                assert permit.is_sent == (len(written) > before), f"cancelled after {iterations} iterations"
+                if permit.is_sent:
+                    break
+            assert iterations > 0
+
+    written: list[bytes] = []
+    write, write_lines = StreamWriter._write, StreamWriter._writelines  # noqa: SLF001 - where aiohttp writes
+
+    def record(self: StreamWriter, chunk: bytes) -> None:
+        written.append(chunk)
+        write(self, chunk)
+
+    def record_lines(self: StreamWriter, chunks: Iterable[bytes]) -> None:
+        written.extend(chunks := list(chunks))
+        write_lines(self, chunks)
+
+    monkeypatch.setattr(StreamWriter, "_write", record)
+    monkeypatch.setattr(StreamWriter, "_writelines", record_lines)
+    run(check())
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ server publish stored messages on any subject. The commands that read streams re
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
 from openapi_tool.kernel.jetstream import ack_floor, dead_letters, hand_back, leases, parked_records
@@ -104,12 +104,19 @@ def quota_permissions() -> Permissions:
 
 
 def gateway_permissions(
-    buckets: Mapping[str, str], stream: tuple[str, str], command_stream: str, *, session_key: bool, quotas: bool
+    buckets: Mapping[str, str],
+    purged: Iterable[str],
+    stream: tuple[str, str],
+    command_stream: str,
+    *,
+    session_key: bool,
+    quotas: bool,
 ) -> Permissions:
     """Return the permissions of `gateway` and its commands.
 
-    `buckets` are its own with the patterns of their keys, `stream` is its own with its subjects; `command_stream` is
-    the kernel's, whose number of replicas it takes over. For the others see `executor_permissions`.
+    `buckets` are its own with the patterns of their keys; of `purged` ones it deletes old keys. `stream` is its own
+    with its subjects; `command_stream` is the kernel's, whose number of replicas it takes over. For the others see
+    `executor_permissions`.
     """
     name, subjects = stream
     own = Permissions(
@@ -117,6 +124,7 @@ def gateway_permissions(
             f"{_API}.STREAM.NAMES",
             f"{_API}.STREAM.INFO.{command_stream}",
             *(subject for bucket, keys in buckets.items() for subject in _listed_bucket(bucket, keys)),
+            *(f"{_API}.STREAM.PURGE.KV_{bucket}" for bucket in purged),
             *_created_stream(name),
             f"{_API}.DIRECT.GET.{name}",
             subjects,
