@@ -87,9 +87,10 @@ def success(
             next_cursor=rendered.next_cursor,
             cached=output.cached,
             latency_ms=latency_ms,
-            **({"repaired": list(repaired)} if repaired else {}),
         )
     )
+    if repaired:
+        tool_output["repaired"] = storable(list(repaired))
     content = storable_text(rendered.content)
     extras = _extras(attempts, session, budget)
     for_telemetry = (tool, output.cached, rendered.truncated)
