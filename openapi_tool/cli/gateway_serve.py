@@ -88,7 +88,9 @@ def serve(flags: GatewayFlags, resolver: Resolver | None = None) -> NoReturn:
         log.warning(
             "%s is not set: calls of tools that need it will fail", variable, extra={"action": "secret.missing"}
         )
-    folder = ToolFolder(flags.tools, lint_limits(settings), settings.url_policy) if flags.tools is not None else None
+    folder = None
+    if flags.tools is not None:
+        folder = ToolFolder(flags.tools, lint_limits(settings), settings.url_policy)
     try:
         tools = folder.load() if folder else built_in_tools()
     except ToolsInvalid as error:

@@ -154,7 +154,8 @@ def _without_use(limits_set: Sequence[Mapping[str, Any]]) -> Iterator[Renderable
 
 def _key(entry: Mapping[str, Any]) -> str:
     pool = f" (pool {entry['pool']})" if entry["pool"] else ""
-    return f"{entry['variable']}{pool}{' (not set)' if entry['not_set'] else ''}"
+    not_set = " (not set)" if entry["not_set"] else ""
+    return f"{entry['variable']}{pool}{not_set}"
 
 
 _ACCOUNT = ("project", "scope", "who", "tool", "period")

@@ -45,9 +45,8 @@ def strict_schema(tool: GatewayTool) -> JsonObject:
     shown = tool.shown.parameters
     properties = object_at(shown, "properties")
     known = tool.definition.built_in.arguments.model_fields
-    schema: JsonObject = dict(shown) | {
-        "properties": {name: _stricter(name, rule) if name in known else rule for name, rule in properties.items()}
-    }
+    stricter = {name: _stricter(name, rule) for name, rule in properties.items() if name in known}
+    schema: JsonObject = dict(shown) | {"properties": {**properties, **stricter}}
     if {"url", "cursor"} <= properties.keys():
         schema["oneOf"] = [{"required": ["url"]}, {"required": ["cursor"]}]
     searches = [name for name in ("find", "question") if name in properties]

@@ -143,7 +143,7 @@ class WorkerPool:
             raise Broken("the result is no payload") from error
         finally:
             self._idle.append(worker)
-        raise PoolBusy
+        raise PoolBusy  # the worker was stuck, or lost too often
 
     def _count_kill(self, name: str, subject: tuple[str, bytes]) -> None:
         project, content = subject

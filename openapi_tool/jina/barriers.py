@@ -138,7 +138,9 @@ BARRIERS = (
     ("login", _MAX_FORM_CHARS, _phrases(_LOGIN_FORM)),
     ("javascript", _MAX_NOTICE_CHARS, _phrases(_JAVASCRIPT)),
 )
-_TITLES, _LOGINS, _HOMES = map(_split_titles, (_CAPTCHA_TITLES, _LOGIN_TITLES, _HOME_TITLES))
+_TITLES = _split_titles(_CAPTCHA_TITLES)
+_LOGINS = _split_titles(_LOGIN_TITLES)
+_HOMES = _split_titles(_HOME_TITLES)
 _TITLE_SEPARATORS = (" | ", " - ", " \N{EN DASH} ", " \N{EM DASH} ", " · ")
 _LOADING_WORDS = _phrases(_LOADING)
 
@@ -244,7 +246,8 @@ def _folded(text: str) -> str:
 
 def _lines(text: str) -> list[str]:
     """Return the lines with words, without the marks of a heading."""
-    return [line for line in (line.strip("#*= \t") for line in text.splitlines()) if line.strip("-")]
+    lines = [line.strip("#*= \t") for line in text.splitlines()]
+    return [line for line in lines if line.strip("-")]
 
 
 def _has_one(text: str, phrases: tuple[str, ...]) -> bool:
