@@ -52,7 +52,8 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, SecretStr):
         yield value.get_secret_value()
     elif isinstance(value, Mapping):
-        yield from _texts([*value, *value.values()])
+        for item in (*value, *value.values()):  # one frame for each level: values may be deeply nested
+            yield from _texts(item)
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _texts(item)
