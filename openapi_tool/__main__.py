@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from openapi_tool.files import MAX_CERTIFICATES_BYTES, check_regular_file
 from openapi_tool.signals import guard_command, guard_service
 
-_USAGE = 2  # `USAGE` of `cli.common`
+_USAGE = 2  # `USAGE` of `cli.output`
 _FEWEST_FILES = 32
 """Limit of open files with which `serve` works; with 20 it starts and no call gets a result."""
 
@@ -50,7 +50,7 @@ def main() -> None:
 
         run()
     except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)  # `INTERRUPTED` of `cli.common`, which may not be imported yet
+        sys.exit(128 + signal.SIGINT)  # `INTERRUPTED` of `cli.output`, which may not be imported yet
 
 
 def _check_file_limit() -> None:

@@ -106,11 +106,11 @@ def build_bootstrap(settings: Settings, environment: Mapping[str, str]) -> Boots
 def _quotas(settings: Settings, problems: list[str]) -> BusOptions | None:
     """Add mistakes in the files of the quotas' NATS to `problems`; return the connection, None without one."""
     options = settings.quotas.nats
-    section = QUOTAS_SECTION
     if options is None:
         return None
-    problems += file_problems(options, section)
-    setting = f"{section}.servers ({PREFIX}{section.replace('.', '__').upper()}__SERVERS)"
+    problems += file_problems(options, QUOTAS_SECTION)
+    variable = f"{PREFIX}{QUOTAS_SECTION.replace('.', '__').upper()}__SERVERS"
+    setting = f"{QUOTAS_SECTION}.servers ({variable})"
     options = with_values(options, inbox_prefix=NatsUser.QUOTAS.inbox_prefix(options.inbox_prefix))
     return BusOptions(options, NAME, listed_by="openapi-tool nats permissions --for quotas", setting=setting)
 

@@ -83,14 +83,17 @@ def _parsed(text: str, rest: str) -> Dsn:
 
 
 def _options(query: str) -> dict[str, str]:
+    if not query:
+        return {}
     try:
-        return {name: values[-1] for name, values in parse_qs(query, strict_parsing=True).items()} if query else {}
+        return {name: values[-1] for name, values in parse_qs(query, strict_parsing=True).items()}
     except ValueError:
         raise ValueError("what follows ? must be name=value, joined by &") from None
 
 
 def _hosts_of(options: Mapping[str, str]) -> tuple[Host, ...]:
-    hosts, ports = parse_hosts(options.get("host", "")), options.get("port", "").split(",")
+    hosts = parse_hosts(options.get("host", ""))
+    ports = options.get("port", "").split(",")
     if ports == [""]:
         return hosts
     numbers = [checked_port(port) for port in ports]
@@ -117,4 +120,4 @@ def _host(text: str, *, decode: bool) -> Host:
     elif not name.startswith("/"):
         checked_address(name)
     port = unquote(match["port"] or "") if decode else match["port"]
-    return name, checked_port(port) if port else None
+    return name, (checked_port(port) if port else None)

@@ -20,6 +20,8 @@ DEV_VARIABLE = "OPENAPI_TOOL_DEV"
 KERNEL_CONFIG_VARIABLE = "CG_CONFIG_TOML"
 PREFIX = "OPENAPI_TOOL__"
 SHORT_NAMES: Mapping[str, tuple[str, str]] = {"PG_DSN": ("postgres", "dsn"), "NATS_SERVERS": ("nats", "servers")}
+"""Section and key of the settings that have a variable without `PREFIX`."""
+
 DEFAULT_AUTH_ENV = "JINA_API_KEY"
 
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|HEADERS|DSN|SERVERS|PROXY|ENDPOINT", re.IGNORECASE)
@@ -30,15 +32,18 @@ _NOT_SECRET = ("", *POSTGRES_SCHEMES, *SCHEMES)
 @contextmanager
 def temporary_variable(name: str, value: str | None) -> Iterator[None]:
     """Set a variable for a while; do nothing without a value."""
+    if value is None:
+        yield
+        return
     before = os.environ.get(name)
-    if value is not None:
-        os.environ[name] = value
+    os.environ[name] = value
     try:
         yield
     finally:
-        if value is not None:
+        if before is None:
             os.environ.pop(name, None)
-            os.environ.update({name: before} if before is not None else {})
+        else:
+            os.environ[name] = before
 
 
 def likely_secrets(environment: Mapping[str, str]) -> list[str]:

@@ -17,7 +17,7 @@ from openapi_tool.protocol.projects import bare_project
 Item = TypeVar("Item")
 
 NO_WEIGHTS: Mapping[str, float] = MappingProxyType({})
-_MAX_ENDS = 500
+_MAX_ENDS = 500  # bounds the size of a shared record; above it only the later half is kept
 _CREDIT = 2.0  # requests that a project which waited little may send ahead of its turn
 Tag = Annotated[float, Field(ge=0, le=1e15)]
 
@@ -32,9 +32,9 @@ class Turns(BaseModel):
     """Whose turn it is: that of the waiting project with the least `start`.
 
     To be served moves a project's next turn by cost / weight in virtual time. `time` is the latest start of a turn that
-    was served. A project that did not wait for a while begins `_CREDIT` before it, not earlier: if it asks for less
-    than its share, two or three of its requests that come together do not wait for those of busy projects. `ends` are
-    those of projects without the whole credit.
+    was served. A project that did not wait for a while begins `_CREDIT` before `time`, not earlier: if it asks for less
+    than its share, two or three of its requests that come together do not wait for those of busy projects. `ends` has
+    the end of the last turn of each project that has used some of its credit.
     """
 
     time: Tag = 0.0
@@ -50,8 +50,8 @@ class Turns(BaseModel):
         self.time = max(self.time, start)
         self.ends[project] = start + cost
         if len(self.ends) > _MAX_ENDS:
-            ahead = nlargest(_MAX_ENDS // 2, ((end, name) for name, end in self.ends.items() if end > self._earliest))
-            self.ends = {name: end for end, name in ahead}
+            ahead = ((end, name) for name, end in self.ends.items() if end > self._earliest)
+            self.ends = {name: end for end, name in nlargest(_MAX_ENDS // 2, ahead)}
 
     def charge(self, project: str, cost: float) -> None:
         """Correct the cost of a request that was served; a negative one is a refund, up to the credit."""
@@ -122,7 +122,7 @@ class FairQueue(Generic[Item]):
         queues = deque(iter(waiting) for waiting in self._projects.get(project, {}).values())
         while queues:
             queue = queues.popleft()
-            for item in queue:
+            for item in queue:  # only one, then one of the next agent; an empty queue is left out
                 yield item
                 queues.append(queue)
                 break

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap
 from openapi_tool.concurrency.background import repeat
@@ -118,11 +119,17 @@ class Reloader:
     def _config_bytes(self) -> int:
         name = self.environment.get(CONFIG_VARIABLE)
         state = _state(Path(name)) if name else None
-        return 0 if state is None else state[2]
+        return 0 if state is None else state.size
 
 
 def _emptied() -> SettingsError:
     return SettingsError([f"{named_by(CONFIG_VARIABLE)}: the file has become empty; to have no settings, restart"])
+
+
+class _FileState(NamedTuple):
+    modified_ns: int
+    inode: int
+    size: int
 
 
 class FileWatcher:
@@ -130,24 +137,26 @@ class FileWatcher:
 
     def __init__(self, files: Iterable[Path]) -> None:
         self._files = files
-        self._known = self._before = self._states()
+        self._reported = self._before = self._states()
 
     def changed(self) -> bool:
         """Return whether a file changed and is stable again: a writer may need several steps."""
         now = self._states()
-        settled = now == self._before != self._known
-        if settled:
-            self._known = now
+        is_stable = now == self._before
+        has_changed = now != self._reported
         self._before = now
-        return settled
+        if is_stable and has_changed:
+            self._reported = now
+            return True
+        return False
 
-    def _states(self) -> list[tuple[Path, tuple[int, int, int] | None]]:
+    def _states(self) -> list[tuple[Path, _FileState | None]]:
         return [(file, _state(file)) for file in self._files]
 
 
-def _state(file: Path) -> tuple[int, int, int] | None:
+def _state(file: Path) -> _FileState | None:
     try:
         status = file.stat()
     except OSError:
         return None
-    return status.st_mtime_ns, status.st_ino, status.st_size
+    return _FileState(status.st_mtime_ns, status.st_ino, status.st_size)

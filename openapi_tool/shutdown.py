@@ -64,7 +64,7 @@ class Shutdown:
         self._code = 0
         self._ends_at = float("inf")
         self._steps: dict[str, float] = {}
-        # Now: there may be no further thread when the end begins. And a thread: a computation may block the loop.
+        # A thread, as a computation may block the loop; started now, as no thread may be left when the end begins.
         threading.Thread(target=self._watch, name="end of the drain", daemon=True).start()
 
     def handle_signals(self, reload: asyncio.Event) -> None:
@@ -81,12 +81,11 @@ class Shutdown:
             reload.set()
 
     def _on_signal(self, number: int) -> None:
+        def warn() -> None:
+            log.warning("stopping now", extra={"action": "service.killed", "signal": number})
+
         if self._signalled:
-
-            def warn() -> None:
-                log.warning("stopping now", extra={"action": "service.killed", "signal": number})
-
-            end_process(128 + number, warn)
+            end_process(128 + number, warn)  # as in shells
         self._signalled = True
         self.begin(number)
 
@@ -97,7 +96,7 @@ class Shutdown:
         within_s = self._options.drain_timeout_s
         self._ends_at = time.monotonic() + within_s
         self._requested.set()
-        self._code = int(number is None)
+        self._code = 1 if number is None else 0
         self._begun.set()
         log.info("stopping", extra={"action": "service.stopping", "signal": number, "within_s": within_s})
 

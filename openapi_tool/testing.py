@@ -156,9 +156,8 @@ class InProcessExecutor:
         bootstrap = build_bootstrap(self._settings, {DEFAULT_AUTH_ENV: KEY, **(environment or {})})
         self._artifacts = _MemoryArtifacts()
         transport = EgressTransport(_RouterTransport(router))
-        self._runner = build_runner(
-            bootstrap, Upstream(bootstrap, transport, None, None, _record_wait), self._artifacts, _SESSION_KEY
-        )
+        upstream = Upstream(bootstrap, transport, permits=None, budgets=None, sleep=_record_wait)
+        self._runner = build_runner(bootstrap, upstream, self._artifacts, _SESSION_KEY)
 
     async def run_tool(
         self,
@@ -175,7 +174,8 @@ class InProcessExecutor:
         """
         parsed = self._parsed(definition)
         named: dict[str, Any] = {**_IDS, "project_id": project, "agent_id": agent, **(ids or {})}
-        identity = CallIdentity(**{**named, "turn_epoch": int(named["turn_epoch"] or 0)})
+        named["turn_epoch"] = int(named["turn_epoch"] or 0)
+        identity = CallIdentity(**named)
         limits = TimeLimits(self._settings.executor, self._settings.tools)
         deadline = limits.deadline(0, parsed.suspend_timeout_s, parsed.timeout_s)
         traffic = _Traffic()
@@ -201,8 +201,10 @@ class InProcessExecutor:
         problems = source_problems(source, lint_limits(self._settings), self._settings.url_policy)
         if errors := [problem for problem in problems if not problem.warning]:
             file = "definition" if isinstance(definition, Mapping) else definition
-            places = ["{}:{}".format(*source.position(problem.path)) for problem in errors]
-            lines = [f"{file}:{at}: error: {one.where}: {one.message}" for at, one in zip(places, errors, strict=True)]
+            lines = []
+            for error in errors:
+                line, column = source.position(error.path)
+                lines.append(f"{file}:{line}:{column}: error: {error.where}: {error.message}")
             raise InvalidDefinition("\n".join(lines))
         document = cast("Mapping[str, Any]", source.document)
         built_in = parse_definition(stored_record(document)).built_in
@@ -222,8 +224,10 @@ def recorded(name: str, site: str = "") -> httpx.Response:
         near = difflib.get_close_matches(name, [*load_recordings(), *error_classes()], n=1)
         hint = f"; did you mean {near[0]!r}?" if near else "; recordings() and error_names() list them"
         raise LookupError(f"no recorded answer is named {name!r}{hint}")
-    found = load_recordings()[name]
-    return _response(replace(found, body=on_site(found.body.decode(), site).encode()) if site else found)
+    recording = load_recordings()[name]
+    if site:
+        recording = replace(recording, body=on_site(recording.body.decode(), site).encode())
+    return _response(recording)
 
 
 def recordings() -> Sequence[str]:

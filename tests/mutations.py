@@ -297,8 +297,8 @@ IDENTITY = (
     ),
     Mutation(
         "nats_records/replica_statistics.py",
-        "if _is_reply_subject(subject := _wanted_subject(message)):",
-        "if subject := _wanted_subject(message):",
+        "if _is_reply_subject(subject):",
+        "if subject:",
         "tests/wire/test_inspect.py::test_a_replica_answers_only_below_its_own_subject",
     ),
 )
@@ -753,7 +753,7 @@ GATEWAY = (
     ),
     Mutation(
         "gateway/jwts.py",
-        "algorithms=[key[1]],",
+        "algorithms=[algorithm],",
         'algorithms=["RS256", "RS512", "ES256"],',
         "tests/gateway/test_oauth.py::test_another_jwt_is_refused",
     ),
@@ -855,7 +855,7 @@ GATEWAY = (
     ),
     Mutation(
         "http/connections.py",
-        "        if not self._is_read:\n            return\n",
+        "        if not self._client_reads:\n            return\n",
         "",
         "tests/gateway/test_access.py::test_a_client_that_reads_nothing_is_cut_off",
     ),
@@ -879,8 +879,8 @@ GATEWAY = (
     ),
     Mutation(
         "http/idempotency.py",
-        "if what != self._what.encode():",
-        "if not what:",
+        "if stored_digest != self._call_digest.encode():",
+        "if not stored_digest:",
         "tests/gateway/test_http.py::test_a_request_that_is_repeated_with_its_key_is_charged_once",
     ),
     Mutation(

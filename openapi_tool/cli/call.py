@@ -91,7 +91,8 @@ def _arguments(text: str) -> dict[str, Any]:
 def _kernel() -> tuple[PoolOptions, BusOptions, Redactor]:
     for problem in empty_servers(os.environ):
         raise DevError(problem)
-    dsn, servers = (os.environ.get(name) for name in ("PG_DSN", "NATS_SERVERS"))
+    dsn = os.environ.get("PG_DSN")
+    servers = os.environ.get("NATS_SERVERS")
     if os.environ.get(DEV_VARIABLE) or (not dsn and not servers):
         try:
             stack = running_dev()
@@ -121,13 +122,17 @@ class _CallOutcome:
     why: str = ""
 
     @property
+    def _card(self) -> Mapping[str, Any]:
+        return self.answer.card if self.answer else {}
+
+    @property
     def content(self) -> Mapping[str, Any]:
-        return (self.answer.card.get("content") if self.answer else None) or {}
+        return self._card.get("content") or {}
 
     @property
     def repaired(self) -> list[str]:
         result = self.content.get("result")  # an object, if the definition's `result_format` is one
-        metadata = (self.answer.card.get("metadata") if self.answer else None) or {}
+        metadata = self._card.get("metadata") or {}
         output = result if isinstance(result, dict) else metadata.get("tool_output") or {}
         names: list[str] = output.get("repaired", [])
         return names
@@ -173,7 +178,9 @@ async def _outcome(caller: Caller, placed: PlacedCall, timeout_s: float) -> _Cal
         answer = await interruptible(caller.result_or_row(placed, timeout_s))
         saved = await caller.card(placed.project_id, placed.tool_call_id, "tool.call")
     except ERRORS as error:
-        why = f"none within {timeout_s:g} s" if type(error) is TimeoutError else f"{type(error).__name__}: {error}"
+        why = f"{type(error).__name__}: {error}"
+        if type(error) is TimeoutError:  # none of its subclasses, which drivers raise
+            why = f"none within {timeout_s:g} s"
         return _CallOutcome(placed, None, {"placed": 0}, why)
     committed = answer.inbox_row["created_at"] - saved["created_at"]  # both by the database's clock
     doorbell = None if answer.doorbell_at is None else round((answer.doorbell_at - placed.placed_at) * 1000)
@@ -203,7 +210,8 @@ def _print_outcome(outcome: _CallOutcome, redactor: Redactor) -> None:
         print_status("no doorbell followed the result: a worker would only find it by its inbox scan")
     if outcome.repaired:
         print_status(f"arguments that were repaired or dropped: {redactor.text(', '.join(outcome.repaired))}")
-    steps = " → ".join(name + (f" {ms} ms" if ms else "") for name, ms in outcome.times.items() if ms is not None)
+    reached = {step: ms for step, ms in outcome.times.items() if ms is not None}
+    steps = " → ".join(f"{step} {ms} ms" if ms else step for step, ms in reached.items())
     status = content.get("status")
     if status != "success":  # the message is on standard output
         error = content.get("error") or {}

@@ -93,21 +93,22 @@ def _check(*, as_json: bool, project: list[str] | None, upstream: bool) -> None:
 
 
 def _print_json(outcomes: Mapping[str, CheckResult], remarks: Sequence[str]) -> None:
-    checks, details = ({name: getattr(one, part) for name, one in outcomes.items()} for part in ("problem", "details"))
+    checks = {name: outcome.problem for name, outcome in outcomes.items()}
+    details = {name: outcome.details for name, outcome in outcomes.items()}
     print_json({"ok": not any(checks.values()), "checks": checks, "details": details, "remarks": list(remarks)})
 
 
 async def _outcomes(bootstrap: Bootstrap, projects: Sequence[str], upstream: bool) -> dict[str, CheckResult]:  # noqa: FBT001
     checks: dict[str, Awaitable[list[str]]] = {"postgres": _postgres(bootstrap), "nats": _nats(bootstrap)}
-    checks |= {QUOTAS: _quotas(bootstrap.quotas)} if bootstrap.quotas else {}
-    checks |= {"upstream": _upstream(bootstrap)} if upstream else {}
+    if bootstrap.quotas:
+        checks[QUOTAS] = _quotas(bootstrap.quotas)
+    if upstream:
+        checks["upstream"] = _upstream(bootstrap)
     checks |= {f"definitions of {project}": _definitions(bootstrap, project) for project in projects}
     outcomes = await asyncio.gather(*(_outcome(work, bootstrap) for work in checks.values()))
-    missing = bootstrap.secrets.missing()
-    keys = {
-        variable: CheckResult(_key_missing(bootstrap, variable) if variable in missing else "")
-        for variable in sorted(bootstrap.secrets.allowed)
-    }
+    keys = {variable: CheckResult() for variable in sorted(bootstrap.secrets.allowed)}
+    for variable in bootstrap.secrets.missing():
+        keys[variable] = CheckResult(_key_missing(bootstrap, variable))
     return {**dict(zip(checks, outcomes, strict=True)), **keys}
 
 
@@ -142,7 +143,8 @@ async def _nats(bootstrap: Bootstrap) -> list[str]:
     durable = bootstrap.durable
     with outage_as_unavailable(bootstrap.bus.where):
         async with connected(replace(bootstrap.bus, once=True)) as client:
-            encryption, stream = _transport(encrypted=client.encrypted), await command_stream_of(client, durable)
+            encryption = _transport(encrypted=client.encrypted)
+            stream = await command_stream_of(client, durable)
             if problems := await unusable(client, stream or "", quotas=bootstrap.quotas is None):
                 raise _CheckFailed("; ".join(problems))
             if stream is None:

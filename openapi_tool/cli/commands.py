@@ -70,7 +70,8 @@ def _reword(error: Any) -> None:
         words = error.message.removeprefix("Value error, ").partition(", unable to parse")[0]
         error.message = words.replace("Input should be", "must be")
     elif getattr(error, "option_name", None) == "--version":  # typer does not export this exception class
-        error.message, error.possibilities = "put --version before the command: openapi-tool --version", None
+        error.message = "put --version before the command: openapi-tool --version"
+        error.possibilities = None
 
 
 app = typer.Typer(

@@ -40,7 +40,8 @@ def _rows() -> list[dict[str, Any]]:
     given = given_values()
     has_database = "dsn" in given.get("postgres", {})
     settings = load_settings({} if has_database else NO_DATABASE)
-    mask, from_files = build_bootstrap(settings, os.environ).redactor.text, files()
+    mask = build_bootstrap(settings, os.environ).redactor.text
+    from_files = files()
     leaves = [(path, value) for path, value in _leaves(settings.shown(), ()) if has_database or path[-1] != "dsn"]
     return [
         {

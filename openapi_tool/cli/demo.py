@@ -96,6 +96,7 @@ def _table(call: CompletedCall) -> Table:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     output = call.tool_output
+    cut = f"yes, {counted(output['artifact_ref']['chars'], 'character')} in all" if output.get("truncated") else "no"
     rows: dict[str, Any] = {
         "arguments": dict(call.arguments),
         "command": call.command["subject"],
@@ -103,9 +104,7 @@ def _table(call: CompletedCall) -> Table:
         "body": call.command["body"],
         **_upstream_rows(call.upstream_requests),
         "cost": ", ".join(counted(output["usage"][f"{noun}s"], noun) for noun in ("token", "request")),
-        "cut": f"yes, {counted(output['artifact_ref']['chars'], 'character')} in all"
-        if output.get("truncated")
-        else "no",
+        "cut": cut,
         "inbox row": {name: call.inbox_row[name] for name in ("inbox_id", "message_type", "status", "payload")},
         "doorbell": call.doorbell["subject"],
         "  headers ": call.doorbell["headers"],

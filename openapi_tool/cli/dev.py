@@ -81,10 +81,11 @@ def dev(
     replicas: int,
 ) -> None:
     """Run the embedded stack and an executor until Ctrl-C, and print every call."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # until `_stop_on_signals` it acts as Ctrl-C
     _require_free({"--nats-port": nats_port, "--pg-port": pg_port, "--page-port": page_port})
     with suppress(KeyboardInterrupt):
-        version, folder = protocol or DEFAULT_VERSION, keep and keep.resolve()
+        version = protocol or DEFAULT_VERSION
+        folder = keep.resolve() if keep else None
         _run(_DevOptions(upstream, version, folder, name, pg_port, nats_port, page_port, replicas))
 
 
@@ -153,10 +154,11 @@ def _started(options: _DevOptions, settings: DevSettings) -> Iterator[tuple[_Run
     from openapi_tool.local.stack import EmbeddedStack, kernel_schema  # noqa: PLC0415 - see _run
 
     with ExitStack() as exits:
-        folder = exits.enter_context(persistent_folder(options.keep)) if options.keep else None
+        # The stack holds these locks until it has stopped, even if this process is killed.
+        hold = [exits.enter_context(persistent_folder(options.keep))] if options.keep else []
         state = exits.enter_context(claimed_state(options.name))
-        # Their locks last until the stack has stopped, even if this process is killed.
-        hold = [descriptor for descriptor in (folder, state.descriptor if state else None) if descriptor is not None]
+        if state is not None:
+            hold.append(state.descriptor)
         stack = EmbeddedStack(
             settings.key_names, keep=options.keep, pg_port=options.pg_port, nats_port=options.nats_port, hold=hold
         )
@@ -172,7 +174,7 @@ def _started(options: _DevOptions, settings: DevSettings) -> Iterator[tuple[_Run
             executors[-1].start()
             exits.callback(executors[-1].stop)
         running_stack = _RunningStack(stack, version, executors)
-        alone = not running_stacks()
+        alone = not running_stacks()  # before `announce`, which adds this one to them
         if state is not None:
             announce(state.descriptor, running_stack.dsn, stack.nats.url, version)
         yield running_stack, _prefix(running_stack, state, alone=alone)
@@ -201,7 +203,8 @@ def _notes(stack: EmbeddedStack, options: _DevOptions) -> Iterator[str]:
 
 async def _watch(running_stack: _RunningStack, notes: Sequence[str], page_port: int) -> None:
     """Describe the stack, then print its calls until a signal has stopped the executors."""
-    stack, executors, statistics = running_stack.stack, running_stack.executors, DevStatistics()
+    stack, executors = running_stack.stack, running_stack.executors
+    statistics = DevStatistics()
     stopping = _stop_on_signals(executors)
     async with AsyncExitStack() as parts:
         caller = await parts.enter_async_context(
@@ -232,7 +235,9 @@ async def _watch(running_stack: _RunningStack, notes: Sequence[str], page_port: 
 def _should_continue(running_stack: _RunningStack, stopping: asyncio.Event) -> bool:
     """Return False once all executors have ended, or one of them or a server unexpectedly."""
     alive = [executor.process.alive for executor in running_stack.executors]
-    return any(alive) if stopping.is_set() else all(alive) and running_stack.stack.ended() is None
+    if stopping.is_set():
+        return any(alive)
+    return all(alive) and running_stack.stack.ended() is None
 
 
 def _stop_on_signals(executors: Sequence[ExecutorProcess]) -> asyncio.Event:
@@ -276,7 +281,8 @@ class Feed:
 
     async def lines(self, entry: Mapping[str, Any]) -> AsyncIterator[str]:
         """Yield the lines of an entry: none, one, or two if the log lacks the start of the call."""
-        action, call_id = entry["action"], entry.get("tool_call_id", "")
+        action = entry["action"]
+        call_id = entry.get("tool_call_id", "")
         if action in ("call.running", "call.finished") and call_id not in self._begun:
             self._begun.add(call_id)
             yield await self._begin(entry)

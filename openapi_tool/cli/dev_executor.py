@@ -59,21 +59,25 @@ def dev_settings(
     configured = given_values()
     names = sorted(f"{section}.{key}" for section, values in configured.items() for key in values)
     unused = [name for name in names if not _takes_effect(name, upstream)]
-    unused += [_CA] if environment.get(_CA) and _CA not in passed else []
+    if environment.get(_CA) and _CA not in passed:
+        unused.append(_CA)
     if upstream is UpstreamChoice.DOUBLE:
         stack_settings["OPENAPI_TOOL__URL_POLICY__ALLOW"] = ",".join((RECORDED_HOSTS, *settings.url_policy.allow))
         stack_settings["OPENAPI_TOOL__SECRETS__ALLOWED_ENV"] = ",".join(
             sorted({*KEY_NAMES, *settings.secrets.allowed_env})
         )
     remarks = [*kernel_remarks(), *ignored_variables(environment)]
-    remarks += [f"Not used by this stack, which has its own: {', '.join(unused)}"] if unused else []
-    sections = {
-        f"{PREFIX}{section}".upper(): json.dumps(
-            {key: value for key, value in values.items() if f"{section}.{key}" not in unused}
-        )
-        for section, values in configured.items()
-    }
-    return DevSettings({**sections, **passed, **stack_settings}, tuple(sorted({*KEY_NAMES, *allowed})), tuple(remarks))
+    if unused:
+        remarks.append(f"Not used by this stack, which has its own: {', '.join(unused)}")
+    sections = {}
+    for section, values in configured.items():
+        used = {key: value for key, value in values.items() if f"{section}.{key}" not in unused}
+        sections[f"{PREFIX}{section}".upper()] = json.dumps(used)
+    return DevSettings(
+        environment={**sections, **passed, **stack_settings},
+        key_names=tuple(sorted({*KEY_NAMES, *allowed})),
+        remarks=tuple(remarks),
+    )
 
 
 def _passed(environment: Mapping[str, str], allowed: Iterable[str]) -> dict[str, str]:
@@ -92,7 +96,7 @@ def _takes_effect(name: str, upstream: UpstreamChoice) -> bool:
 
 
 _UPDATE_S = 1.0
-_SILENT_S = 5.0
+_SILENT_S = 5.0  # without an answer, after which the page calls the statistics silent
 _MAX_RESULTS = 20
 _MAX_RESULT_CHARS = 4_000
 
@@ -127,7 +131,8 @@ class DevStatistics:
         while True:
             with suppress(*ERRORS):
                 if answers := await ask():
-                    self.stats, self._answered_at = answers[0], time.monotonic()
+                    self.stats = answers[0]
+                    self._answered_at = time.monotonic()
             await asyncio.sleep(_UPDATE_S)
 
 

@@ -27,8 +27,6 @@ _DOUBLE_NOTE = (
     "The upstream is a double on loopback that answers with recorded real responses. For the real one: "
     "JINA_API_KEY=… openapi-tool demo --door {door} --upstream real"
 )
-
-
 _COMMANDS = {DoorChoice.MCP: "mcp", DoorChoice.HTTP: "gateway"}
 
 
@@ -65,7 +63,8 @@ def door_demo(door: DoorChoice, *, upstream: UpstreamChoice, as_json: bool) -> N
     from openapi_tool.local.servers import ServerFailed  # noqa: PLC0415 - the same
 
     try:
-        played = asyncio.run((http_demo if door is DoorChoice.HTTP else mcp_demo).play(upstream.value))
+        demo = http_demo if door is DoorChoice.HTTP else mcp_demo
+        played = asyncio.run(demo.play(upstream.value))
     except ServerFailed as failure:
         fail(str(failure))
     except KeyboardInterrupt:
@@ -77,7 +76,8 @@ def door_demo(door: DoorChoice, *, upstream: UpstreamChoice, as_json: bool) -> N
         console = Console(highlight=False)
         console.print(cell(f"{played.door}; tools: {', '.join(played.tools)}"))
         for call in played.calls:
-            title = cell(f"{call.tool} {json.dumps(dict(call.arguments))}{': an error' if call.failed else ''}")
+            outcome = ": an error" if call.failed else ""
+            title = cell(f"{call.tool} {json.dumps(dict(call.arguments))}{outcome}")
             console.print(Panel(Text(printable_lines(call.text)), title=title, title_align="left"))
         if upstream is UpstreamChoice.DOUBLE:
             console.print(_DOUBLE_NOTE.format(door=door.value))

@@ -24,12 +24,13 @@ def durable(*, restore: bool, as_json: bool) -> None:
             f"openapi-tool: PG_DSN is not set, so none of {done.before.unacknowledged} unacknowledged commands was "
             "checked: the kernel's executor fails on those that have a result already, up to three times for 30 s each"
         )
+    before, after = asdict(done.before), asdict(done.after)
     if as_json:
-        shown = {name: asdict(state) for name, state in (("before", done.before), ("after", done.after))}
-        print_json({**shown, "acknowledged": done.acknowledged} if restore else shown["after"])
+        print_json({"before": before, "after": after, "acknowledged": done.acknowledged} if restore else after)
         return
-    for (name, old), new in zip(asdict(done.before).items(), asdict(done.after).values(), strict=True):
-        print_line(f"{name}: {new}" + (f" (was {old})" if old != new else ""))
+    for name, value in after.items():
+        was = f" (was {before[name]})" if before[name] != value else ""
+        print_line(f"{name}: {value}{was}")
     if done.acknowledged is not None:
         print_line(f"acknowledged, as they have a result: {done.acknowledged}")
 

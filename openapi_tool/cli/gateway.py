@@ -47,7 +47,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Rows = Callable[["NatsRows"], Awaitable[list[CallRow]]]
-_NO_PROCESS = _NOT_SURE = 1
+_NO_PROCESS = 1
+_NOT_CONFIRMED = 1
 _LOCAL = "local"  # project of `mcp` without --project, and of `gateway` without tokens
 _PURGED = "budgets, limits, switches of tools, tokens, stored texts and results, and the rows of calls"
 _KEYS: Mapping[By, str] = {
@@ -200,7 +201,7 @@ def usage(
         values = {"project": project, "since": start.timestamp(), "until": end.timestamp()}
         key = _KEYS[by]
         order = "key" if by is By.DAY else "tokens DESC, key"
-        # Constants only.
+        # The texts that are put into the statements are constants.
         [total] = connection.execute(f"SELECT {COLUMNS} {where}", values)
         rows = connection.execute(f"SELECT {key} AS key, {COLUMNS} {where} GROUP BY key ORDER BY {order}", values)
         times = connection.execute(f"SELECT {key} AS key, latency_ms {where} ORDER BY latency_ms", values)
@@ -215,9 +216,9 @@ def usage(
 
     async def held_by(file: StateFile) -> Mapping[Period, Amount]:
         settings = load_settings(NO_DATABASE)
-        named = quota_project(settings.quota_namespace, project)
-        records, zone = file.records("budgets", BUDGETS_TTL_S), time_zone(settings.budgets.time_zone)
-        return await charged(records, named, start, end, zone)
+        records = file.records("budgets", BUDGETS_TTL_S)
+        account_project = quota_project(settings.quota_namespace, project)
+        return await charged(records, account_project, start, end, time_zone(settings.budgets.time_zone))
 
     def held_by_nats() -> Mapping[Period, Amount]:
         async def work(bootstrap: Bootstrap, _: BusClient) -> Mapping[Period, Amount]:
@@ -242,10 +243,13 @@ def usage(
 
 
 def _quantiles(ordered: Sequence[int]) -> dict[str, int | None]:
-    return {
-        name: ordered[min(int(len(ordered) * share), len(ordered) - 1)] if ordered else None
-        for name, share in (("p50_ms", 0.5), ("p95_ms", 0.95))
-    }
+    return {"p50_ms": _quantile(ordered, 0.5), "p95_ms": _quantile(ordered, 0.95)}
+
+
+def _quantile(ordered: Sequence[int], share: float) -> int | None:
+    if not ordered:
+        return None
+    return ordered[min(int(len(ordered) * share), len(ordered) - 1)]
 
 
 def inspect(path: Path, tool_call_id: str, *, project: str, as_json: bool) -> None:
@@ -270,13 +274,19 @@ def inspect(path: Path, tool_call_id: str, *, project: str, as_json: bool) -> No
     for attempt in attempts:
         status = attempt.get("http_status") or attempt.get("error_code") or "not answered"
         print_line(f"  +{attempt['at_ms']} ms  upstream request: {status} after {attempt.get('ms', '?')} ms")
-    end = (
-        ""
-        if row["error"] == row["status"]
-        else row["error"] or ("truncated" if row["truncated"] else "from the cache" if row["cached"] else "")
-    )
-    print_line(f"  +{row['latency_ms']} ms  {row['status']}{f' ({end})' if end else ''}, {row['tokens']:,} tokens")
+    remark = _remark_on(row)
+    shown_remark = f" ({remark})" if remark else ""
+    print_line(f"  +{row['latency_ms']} ms  {row['status']}{shown_remark}, {row['tokens']:,} tokens")
     print_status("no data for arguments, texts, commands, cards and doorbells: a gateway stores none of a call")
+
+
+def _remark_on(row: Mapping[str, Any]) -> str:
+    """Return what the status of a call does not say about its end; may be empty."""
+    if row["error"]:
+        return str(row["error"]) if row["error"] != row["status"] else ""
+    if row["truncated"]:
+        return "truncated"
+    return "from the cache" if row["cached"] else ""
 
 
 def purge(option: Path | None, *, yes: bool) -> None:
@@ -288,9 +298,6 @@ def purge(option: Path | None, *, yes: bool) -> None:
     if path == NATS:
         fail("--state: what is in NATS is shared with others, so it is deleted there: nats kv ls lists the buckets")
     if not yes:
-        fail(
-            f"this deletes {_PURGED} from {path}: add --yes",
-            _NOT_SURE,
-        )
+        fail(f"this deletes {_PURGED} from {path}: add --yes", _NOT_CONFIRMED)
     with_state(path, lambda state: state.purge())
     print_status(f"deleted {_PURGED} from {path}")

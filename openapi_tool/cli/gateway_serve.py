@@ -88,14 +88,16 @@ def serve(flags: GatewayFlags, resolver: Resolver | None = None) -> NoReturn:
         log.warning(
             "%s is not set: calls of tools that need it will fail", variable, extra={"action": "secret.missing"}
         )
-    folder = ToolFolder(flags.tools, lint_limits(settings), settings.url_policy) if flags.tools is not None else None
+    folder = None
+    if flags.tools is not None:
+        folder = ToolFolder(flags.tools, lint_limits(settings), settings.url_policy)
     try:
         tools = folder.load() if folder else built_in_tools()
     except ToolsInvalid as error:
         fail(str(error))
     state = chosen_state(flags.state)
-    most = limit // 2  # the other half is for the upstream, the health server and the state
-    options = with_values(settings.gateway, max_connections=max(1, min(settings.gateway.max_connections, most)))
+    possible = max(1, limit // 2)  # the other half of the open files is for the upstream, the health server, the state
+    options = with_values(settings.gateway, max_connections=min(settings.gateway.max_connections, possible))
     parts = _Parts(Reloader(bootstrap, read, os.environ), state, options, tools, folder, resolver)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         try:
@@ -124,17 +126,16 @@ async def _serve(parts: _Parts, *, structured: bool) -> None:
     from openapi_tool.http.server import serve_http  # noqa: PLC0415 - an extra
 
     options, bootstrap = parts.options, parts.reloader.bootstrap
-    settings, health, reload = bootstrap.settings, bootstrap.health, asyncio.Event()
-    running: list[Gateway] = []
-    shutdown = Shutdown(settings.executor, lambda: sum(each.running for each in running))
+    settings, health = bootstrap.settings, bootstrap.health
+    opened: list[Gateway] = []  # at most one
+    shutdown = Shutdown(settings.executor, lambda: sum(gateway.running for gateway in opened))
+    reload = asyncio.Event()
     shutdown.handle_signals(reload)
     health.dependencies = {_STATE: Dependency()}
     async with AsyncExitStack() as stack:
         await _serve_health(stack, settings, health)
-        opening = stack.enter_async_context(
-            open_state(bootstrap, parts.state, lambda reason: _record(health, reason))  # waits for NATS
-        )
-        state = await shutdown.unless_requested(opening)
+        opening = stack.enter_async_context(open_state(bootstrap, parts.state, lambda reason: _record(health, reason)))
+        state = await shutdown.unless_requested(opening)  # it waits while NATS is unavailable
         if state is None:
             return
         tokens = _tokens(state, options)
@@ -143,7 +144,7 @@ async def _serve(parts: _Parts, *, structured: bool) -> None:
         open_to_all = not len(tokens) and jwts is None
         listening = _listen(options, has_tokens=not open_to_all)
         gateway = await stack.enter_async_context(open_gateway(parts.reloader, state, parts.tools, parts.resolver))
-        running.append(gateway)
+        opened.append(gateway)
         door = await stack.enter_async_context(
             serve_http(
                 gateway,
@@ -166,7 +167,7 @@ async def _serve(parts: _Parts, *, structured: bool) -> None:
             async with asyncio.TaskGroup() as group:
                 group.create_task(parts.reloader.run(reload), name="reload")
                 group.create_task(_refresh(tokens, health), name="tokens")
-                group.create_task(monitor_loop_lag(lambda _: None), name="loop lag")
+                group.create_task(monitor_loop_lag(lambda _: None), name="loop lag")  # only for the metrics
                 group.create_task(_until_it_ends(door.serving), name="end of the server")
                 if parts.folder is not None:
                     group.create_task(watch(parts.folder, use), name="tools")
@@ -235,9 +236,9 @@ async def _serve_health(stack: AsyncExitStack, settings: Settings, health: Healt
     options = settings.health
     if not options.port:
         return
-    page = (
-        Snapshots(INSTANCE, health, {"executor.concurrency": settings.executor.concurrency}) if options.page else None
-    )
+    page = None
+    if options.page:
+        page = Snapshots(INSTANCE, health, {"executor.concurrency": settings.executor.concurrency})
     try:
         server = health_server(options.host, options.port, health, page, allowed_hosts=options.allowed_hosts)
         await stack.enter_async_context(server)

@@ -31,6 +31,7 @@ from openapi_tool.protocol.jsontext import storable_text
 from openapi_tool.protocol.subjects import is_token
 from openapi_tool.tools.wording import counted, short
 
+# Larger times in a card or record are no times of a call, and might not be shown as a date.
 _MAX_MS = 86_400_000
 _MAX_EPOCH_S = 1e11
 
@@ -96,7 +97,6 @@ def _inspect(tool_call_id: str, project: str, path: Path | None, *, as_json: boo
         fail(f"--project: {short(project)!r} is no project id: it is empty or contains blanks or `.*>`")
     if not tool_call_id or storable_text(tool_call_id) != tool_call_id:  # PostgreSQL takes no NUL or lone surrogate
         fail(f"TOOL_CALL_ID: {short(tool_call_id)!r} is no tool call id: it contains NUL or is not UTF-8")
-
     if path is not None:
         gateway.inspect(path, tool_call_id, project=project, as_json=as_json)
         return
@@ -120,9 +120,11 @@ def _inspect(tool_call_id: str, project: str, path: Path | None, *, as_json: boo
         return replace(history, doorbells=doorbells)
 
     history = with_nats(gather, user=NatsUser.INSPECT, database=True)
-    if not (history.commands or history.dead_letters or history.rows.inbox or history.rows.edges or history.rows.cards):
+    rows = history.rows
+    if not (history.commands or history.dead_letters or rows.inbox or rows.edges or rows.cards):
         fail(f"project {project!r} has no call {tool_call_id!r}, or its command and rows are gone")
-    events, verdict = sorted(_events(history), key=lambda event: event.at), conclusion(history)
+    events = sorted(_events(history), key=lambda event: event.at)
+    verdict = conclusion(history)
     if as_json:
         print_json(
             {"tool_call_id": tool_call_id, "project_id": project, "verdict": verdict, **_as_json(history, events)}
@@ -140,10 +142,13 @@ def _as_json(history: CallHistory, events: list[Event]) -> dict[str, Any]:
 
 def _draw(tool_call_id: str, events: list[Event], verdict: str) -> None:
     print_line(f"call {tool_call_id}")
-    first = events[0].at if events else None
     for number, event in enumerate(events):
-        sign = "└" if number == len(events) - 1 else "├" if number else "┌"
-        offset_s = (event.at - first).total_seconds() if first else 0.0
+        sign = "├"
+        if number == len(events) - 1:
+            sign = "└"
+        elif number == 0:
+            sign = "┌"
+        offset_s = (event.at - events[0].at).total_seconds()
         print_line(f"  {sign} {offset_s:+10.3f} s  {event.what:<15} {event.about}".rstrip())
     print_line(f"=> {verdict}")
 
@@ -208,10 +213,11 @@ def _attempts(card: Mapping[str, Any]) -> list[_StoredAttempt]:
 
 def conclusion(history: CallHistory) -> str:
     """Return how the call ended, or why it has no result."""
-    result, result_row = history.card("tool.result"), history.row("tool_result")
-    if result is not None and result_row is None:
-        return "a result card without an inbox row: the next delivery of the command reports it"
-    if result is not None and result_row is not None:
+    result = history.card("tool.result")
+    result_row = history.row("tool_result")
+    if result is not None:
+        if result_row is None:
+            return "a result card without an inbox row: the next delivery of the command reports it"
         error = f" ({result['error_code']})" if result["error_code"] else ""
         row_status = result_row["status"]
         claimed = row_status not in ("pending", "deferred")

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 
 CONNECT_S = 1.5  # together with the start of the program, a failure is printed within 3 s
 NO_DATABASE = {"postgres": {"dsn": "postgresql://unused@unused"}}
-"""Settings of commands that use no database, because `postgres.dsn` is required; with a user, as that of a container
-may have no name."""
+"""Settings of commands that use no database: `postgres.dsn` is required. It names a user, as otherwise the name of the
+operating system's user is looked up, and in a container that user may have none."""
 
 _NO_REPLICA = 1
 _REPLIES_S = 1.0
@@ -161,11 +161,11 @@ async def charged_in_nats(
 ) -> Mapping[Period, Amount]:
     """Return what the accounts of a project hold (`charged`). Raises Unavailable."""
     settings = bootstrap.settings
-    named = quota_project(settings.quota_namespace, project)
-    zone = settings.budgets.time_zone
+    account_project = quota_project(settings.quota_namespace, project)
+    zone = time_zone(settings.budgets.time_zone)
 
     async def work(_: Bootstrap, client: BusClient) -> Mapping[Period, Amount]:
-        return await charged(NatsKvRecords(client, BUDGETS.bucket), named, start, end, time_zone(zone))
+        return await charged(NatsKvRecords(client, BUDGETS.bucket), account_project, start, end, zone)
 
     return await _connected(replace(bootstrap, bus=bootstrap.quotas or bootstrap.bus), work, user)
 
@@ -250,5 +250,5 @@ async def connected_once(bus: BusOptions) -> AsyncIterator[BusClient]:
     except TimeoutError:
         if not timeout.expired():
             raise
-        late = f"no answer within {CONNECT_S:g} s: is it a NATS server? check {bus.setting}"
-        raise Unavailable(f"cannot connect to NATS at {bus.where}: {late}") from None
+        why = f"no answer within {CONNECT_S:g} s: is it a NATS server? check {bus.setting}"
+        raise Unavailable(f"cannot connect to NATS at {bus.where}: {why}") from None

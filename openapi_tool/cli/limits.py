@@ -121,16 +121,16 @@ def shown(replicas: Sequence[Mapping[str, Any]]) -> Group:
     for entry in entries:
         names = _key(entry), entry["endpoint"]
         limit = or_dash(entry["requests_per_minute"]) + (" (found by 429)" if entry["found_by_429"] else "")
-        tokens = entry["tokens_per_minute"], None if entry["tokens_per_minute"] is None else entry["used_tokens"]
-        values = (entry["used"], *map(or_dash, (*tokens, entry["estimated_tokens"])), or_dash(entry["concurrent"]))
-        rest = (entry["running"], entry["paused_s"], entry["waiting"])
-        above = [entry["would_have_waited"] if entry["dry_run"] else "-"] if dry else []
-        table.add(*names, limit, *values, *rest, *above)
+        used_tokens = None if entry["tokens_per_minute"] is None else entry["used_tokens"]
+        tokens = map(or_dash, (entry["tokens_per_minute"], used_tokens, entry["estimated_tokens"]))
+        calls = (or_dash(entry["concurrent"]), entry["running"], entry["paused_s"], entry["waiting"])
+        would_have_waited = entry["would_have_waited"] if entry["dry_run"] else "-"
+        table.add(*names, limit, entry["used"], *tokens, *calls, *([would_have_waited] if dry else []))
         for name, part in entry["replicas"].items():
             offline = "yes" if part["offline"] else ""
             shares.add(*names, name, part["sent_per_minute"], offline)
-        for project, calls in entry["waiting_by_project"].items():
-            waiting.add(*names, project, calls)
+        for project, number in entry["waiting_by_project"].items():
+            waiting.add(*names, project, number)
     refused = Rows("key", "endpoint", "state", "status", "for s", "tried again in s", title="refused keys")
     for entry in keys:
         refused.add(*(entry[name] for name in _KEY_FIELDS))
@@ -154,7 +154,8 @@ def _without_use(limits_set: Sequence[Mapping[str, Any]]) -> Iterator[Renderable
 
 def _key(entry: Mapping[str, Any]) -> str:
     pool = f" (pool {entry['pool']})" if entry["pool"] else ""
-    return f"{entry['variable']}{pool}{' (not set)' if entry['not_set'] else ''}"
+    not_set = " (not set)" if entry["not_set"] else ""
+    return f"{entry['variable']}{pool}{not_set}"
 
 
 _ACCOUNT = ("project", "scope", "who", "tool", "period")

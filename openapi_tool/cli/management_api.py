@@ -16,6 +16,7 @@ from openapi_tool.tools.exports import as_yaml
 from openapi_tool.tools.registry import NoSuchProject, RegistryError, RegistryUnreachable, stored_row
 
 _TIMEOUT_S = 30.0
+_DEFAULT_PORTS = {"http": 80, "https": 443}
 _PAGE_SIZE = 100
 _MAX_REASON_CHARS = 400
 
@@ -25,7 +26,7 @@ class ManagementApi:
 
     def __init__(self, client: httpx.AsyncClient) -> None:
         self._client = client
-        self._projects: set[str] = set()
+        self._existing_projects: set[str] = set()  # found out by `row`
 
     @classmethod
     @asynccontextmanager
@@ -61,9 +62,9 @@ class ManagementApi:
         response = await self._request("GET", _path(project_id, tool_name), expected)
         if response.status_code != HTTPStatus.NOT_FOUND:
             return stored_row(_json(response))
-        if project_id not in self._projects:  # the tool is missing, or the whole project
+        if project_id not in self._existing_projects:  # the tool is missing, or the whole project
             await self._request("GET", _path(project_id), {HTTPStatus.OK}, params={"limit": 1, "offset": 0})
-            self._projects.add(project_id)
+            self._existing_projects.add(project_id)
         return None
 
     async def put(self, project_id: str, row: Mapping[str, Any]) -> None:
@@ -82,7 +83,8 @@ class ManagementApi:
             response = await self._client.request(method, path, **request)
         except httpx.HTTPError as error:
             url = self._client.base_url
-            where = f"{url.host}:{url.port or {'http': 80, 'https': 443}[url.scheme]}"
+            port = url.port or _DEFAULT_PORTS[url.scheme]
+            where = f"{url.host}:{port}"
             raise RegistryUnreachable(f"the kernel's API at {where}: {_describe(error)}; check --api") from error
         if response.status_code not in expected:
             kind = NoSuchProject if response.status_code == HTTPStatus.NOT_FOUND else RegistryError

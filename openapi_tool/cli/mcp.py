@@ -62,7 +62,7 @@ def serve(options: McpFlags, resolver: Resolver | None = None) -> NoReturn:
         return load_settings(NO_DATABASE)
 
     bootstrap = build_bootstrap(read(), os.environ)
-    level, log_format = _logging(bootstrap.settings)
+    level, log_format = _log_options(bootstrap.settings)
     configure_logging(level, log_format, bootstrap.redactor, background=True)
     RECENT_WARNINGS.install(bootstrap.redactor)
     settings = bootstrap.settings
@@ -103,14 +103,12 @@ def _say_what_is_missing(bootstrap: Bootstrap) -> None:
         print_status("openapi-tool: waiting for an MCP client on standard input; end with Ctrl-D")
 
 
-def _logging(settings: Settings) -> tuple[Any, Any]:
+def _log_options(settings: Settings) -> tuple[Any, Any]:
     """Return level and format of the log: clients show or store standard error, so by default little, for people."""
     given: Mapping[str, Any] = given_values().get("telemetry", {})
-    telemetry = settings.telemetry
-    return (
-        telemetry.log_level if "log_level" in given else "warning",
-        telemetry.log_format if "log_format" in given else "console",
-    )
+    level = settings.telemetry.log_level if "log_level" in given else "warning"
+    log_format = settings.telemetry.log_format if "log_format" in given else "console"
+    return level, log_format
 
 
 async def _serve(
@@ -124,12 +122,13 @@ async def _serve(
     from openapi_tool.mcp.server import McpServer, initialization  # noqa: PLC0415 - an extra
     from openapi_tool.mcp.stdio import StdioTransport, claim_standard_streams  # noqa: PLC0415
 
-    stop, reload, caller = asyncio.Event(), asyncio.Event(), Caller(options.project, options.agent)
+    caller = Caller(options.project, options.agent)
+    stop, reload = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def end(number: int) -> None:
-        if stop.is_set():  # the second one
-            end_process(128 + number)
+        if stop.is_set():  # the second signal
+            end_process(128 + number)  # as in shells
         stop.set()
 
     ignore_meaningless()

@@ -25,7 +25,7 @@ def print_status(text: str, *, quiet: bool = False, colour: str | None = None) -
 def allowed_style(colour: str | None) -> dict[str, Any]:
     """Return the colour as a style, or none if the user wants no colours (https://no-color.org)."""
     shown = colour is not None and not os.environ.get("NO_COLOR")
-    return {"fg": colour} if shown else {"reset": False}
+    return {"fg": colour} if shown else {"reset": False}  # else click would append a code that ends all styles
 
 
 def is_terminal() -> bool:

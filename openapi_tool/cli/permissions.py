@@ -39,7 +39,8 @@ def permissions(*, user: NatsUser, form: Format, stream: str | None) -> None:
     if stream is not None and not _STREAM.fullmatch(stream):
         fail(f"--stream: {stream!r} cannot be a stream's name")
     settings = load_settings(NO_DATABASE)
-    nats = (settings.quotas.nats if user is NatsUser.QUOTAS else None) or settings.nats
+    own_nats = settings.quotas.nats if user is NatsUser.QUOTAS else None
+    nats = own_nats or settings.nats
     if form is Format.ACCOUNTS:
         if user in (NatsUser.QUOTAS, NatsUser.GATEWAY):
             fail(f"--format accounts: is for operators, and {user} is a login of a service; choose another format")

@@ -19,9 +19,8 @@ def serve(config: Path | None, flags: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _given(flags: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    # Others would override the environment and the file.
-    return {
-        section: given
-        for section, values in flags.items()
-        if (given := {key: value for key, value in values.items() if value is not None})
+    """Return only what was given: a None would override the environment and the file."""
+    given = {
+        section: {key: value for key, value in values.items() if value is not None} for section, values in flags.items()
     }
+    return {section: values for section, values in given.items() if values}

@@ -21,7 +21,10 @@ def show_statistics_of(
     every_s: float | None = None,
     gateway_lacks: str = "",
 ) -> None:
-    """Draw the statistics, once or every `every_s` seconds, or print what `select` returns as JSON."""
+    """Draw the statistics, once or every `every_s` seconds, or print what `select` returns as JSON.
+
+    `gateway_lacks` says what is shown only of an executor; it is printed for a gateway.
+    """
     if (path := gateway.selected_file(state)) is not None:
         gateway.show_statistics(path, draw, select, as_json=as_json, every_s=every_s, lacks=gateway_lacks)
     else:

@@ -38,7 +38,7 @@ async def redraw(
 ) -> None:
     """Draw on the terminal, or print to a file or pipe, every `every_s` seconds until Ctrl-C or SIGTERM."""
     task = asyncio.current_task()
-    if task is not None:  # asyncio does the same for Ctrl-C, which a shell's background jobs ignore
+    if task is not None:  # as asyncio does at Ctrl-C; jobs in the background of a shell ignore Ctrl-C
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     drawn = first
     screen = Live(console=console, auto_refresh=False, screen=True) if console.is_terminal else nullcontext()
@@ -64,7 +64,10 @@ class Rows:
     """
 
     def __init__(self, *heads: str, title: str | None = None, numbers: int = 0, footed: bool = False) -> None:
-        self._heads, self._title, self._numbers, self._footed = heads, title, numbers, footed
+        self._heads = heads
+        self._title = title
+        self._numbers = numbers
+        self._footed = footed
         self._rows: list[tuple[str, ...]] = []
 
     def __len__(self) -> int:
@@ -79,8 +82,9 @@ class Rows:
         longest = [max((cell_len(row[n]) for row in self._rows), default=0) for n in range(len(self._heads))]
         for padding in (1, 0):
             heads = [head if padding else "\n".join(head.replace("_", " ").split()) for head in self._heads]
-            widths = map(_width, longest, heads)
-            if sum(widths) + (2 * padding + 1) * len(heads) + 1 <= options.max_width:
+            # Each column has padding on both sides and a line to its right; the first one has a line to its left, too.
+            width = sum(map(_width, longest, heads)) + (2 * padding + 1) * len(heads) + 1
+            if width <= options.max_width:
                 yield self._table(heads, longest, padding)
                 return
         if self._title:

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from openapi_tool.nats_client.client import BusClient
 
 T = TypeVar("T")
-_NONE = 1
+_NO_SUCH_TOKEN = 1
+_CHARS_TO_MINUTES = len("2026-01-01T00:00")
 
 
 def create(
@@ -67,7 +68,8 @@ def list_(*, state: Path | None, file: Path | None, as_json: bool) -> None:
     """Print all tokens, without their secrets."""
     found = _with_store(state, file, lambda store: store.all())
     now = time.time()
-    rows = [_with_times(shown(*each, now)) for each in sorted(found.items(), key=lambda each: each[1].created)]
+    oldest_first = sorted(found.items(), key=lambda each: each[1].created)
+    rows = [_with_times(shown(token_id, token, now)) for token_id, token in oldest_first]
     if as_json:
         for row in rows:
             print_json(row)
@@ -75,10 +77,10 @@ def list_(*, state: Path | None, file: Path | None, as_json: bool) -> None:
     if not rows:
         print_status("no tokens")
         return
-    table = Table(*("id", "project", "agent", "tools", "state", "created", "expires"), box=None, pad_edge=False)
+    table = Table("id", "project", "agent", "tools", "state", "created", "expires", box=None, pad_edge=False)
     for row in rows:
         agent = f"{row['agent']} or X-Agent-Id" if row["any_agent"] else row["agent"]
-        times = (str(row[name] or "never")[:16] for name in ("created", "expires"))
+        times = (str(row[name] or "never")[:_CHARS_TO_MINUTES] for name in ("created", "expires"))
         table.add_row(*map(cell, (row["id"], row["project"], agent, ", ".join(row["tools"]), row["state"], *times)))
     output().print(table)
 
@@ -90,7 +92,7 @@ def revoke(token: str, *, state: Path | None, file: Path | None) -> None:
     except TokensInvalid as error:
         fail(str(error))
     if not _with_store(state, file, lambda store: store.revoke(token_id)):
-        fail(f"there is no token {token_id}; `tokens list` shows them", _NONE)
+        fail(f"there is no token {token_id}; `tokens list` shows them", _NO_SUCH_TOKEN)
     print_status(f"revoked token {token_id}; running gateways refuse it within 2 s")
 
 
@@ -121,11 +123,12 @@ def _with_store(
 
 
 def _in_nats(work: Callable[[TokenStore], Awaitable[T]]) -> T:
-    from openapi_tool.gateway.nats_state import stored_tokens  # noqa: PLC0415
-    from openapi_tool.nats_records.replicas import replica_count  # noqa: PLC0415 - drivers that a file needs not
+    from openapi_tool.gateway.nats_state import stored_tokens  # noqa: PLC0415 - drivers that a file needs not
+    from openapi_tool.nats_records.replicas import replica_count  # noqa: PLC0415 - the same
 
     async def connected(bootstrap: Bootstrap, client: BusClient) -> T:
-        return await work(StoredTokens(stored_tokens(client, await replica_count(client, bootstrap.durable))))
+        replicas = await replica_count(client, bootstrap.durable)
+        return await work(StoredTokens(stored_tokens(client, replicas)))
 
     try:
         return with_nats(connected, user=NatsUser.GATEWAY)

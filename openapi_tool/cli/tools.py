@@ -136,7 +136,7 @@ _NOT_TO_GRANT = {
     f".STREAM.MSG.GET.{STREAM}": f"an earlier version created the bucket openapi_tool; run: {RESTRICT}",
     f".STREAM.CREATE.{STREAM}": "start an executor, which creates the missing bucket openapi_tool",
 }
-"""Endings of subjects that `nats permissions --for switches` does not list."""
+"""What to do if a subject with this ending is denied: `nats permissions --for switches` does not list it."""
 
 
 def _change_switches(change: Callable[[Switches], Switches], state: Path | None) -> tuple[Switches, Switches]:
@@ -214,7 +214,8 @@ def export(files: list[Path] | None, *, form: ExportFormat, output_dir: Path | N
         rows = [definition.row for definition in definitions]
         tools = [exports.defined(definition.row, definition.parsed) for definition in definitions]
     else:
-        rows, tools = [*map(exports.registration, CATALOGUE.values())], exports.all_built_in()
+        rows = [*map(exports.registration, CATALOGUE.values())]
+        tools = exports.all_built_in()
     if form == "kernel" and output_dir is not None:
         _write_definitions(rows, output_dir)
         return

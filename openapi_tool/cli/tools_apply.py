@@ -58,7 +58,8 @@ def apply(
     """Register definitions: lint, compare with the stored ones, show differences, confirm, write."""
     if as_json and not (yes or dry_run):
         fail("--json cannot ask for confirmation: add --yes or --dry-run", USAGE)
-    projects, definitions = _projects(project or [], projects_file), load_definitions(files)
+    projects = _projects(project or [], projects_file)
+    definitions = load_definitions(files)
 
     async def work(registry: Registry, version: str | None) -> list[ApplyResult]:
         rows = [definition.row for definition in definitions]
@@ -147,7 +148,7 @@ async def _written(registry: Registry, compared: ApplyResult, row: dict[str, Any
         await registry.put(compared.project_id, row)
     except RegistryError as error:
         return replace(compared, outcome="failed", reason=str(error))
-    return replace(compared, outcome=f"{compared.outcome}d")
+    return replace(compared, outcome=f"{compared.outcome}d")  # `created` or `updated`
 
 
 def _difference(stored: dict[str, Any] | None, row: dict[str, Any]) -> str:

@@ -49,8 +49,9 @@ def list_(*, project: str, api: str | None, db: bool, as_json: bool) -> None:
         return await registry.rows(project), version
 
     stored, version = run_with(read, api, db=db)
-    masked, check = _masking(), stored_check(load_settings(NO_DATABASE))
-    rows = [masked({**row, **judge(row, check, version)}) for row in stored]
+    mask = _masking()
+    check = stored_check(load_settings(NO_DATABASE))
+    rows = [mask({**row, **judge(row, check, version)}) for row in stored]
     if as_json:
         for row in rows:
             print_json({name: value for name, value in row.items() if name != "kind"})
@@ -94,11 +95,11 @@ def delete(
 
     outcomes = run_with(delete_all, api, db=db)
     for outcome in outcomes:
-        line = f"{outcome['tool_name']}: {outcome['outcome']}" + (f", {outcome['reason']}" if outcome["reason"] else "")
         if as_json:
             print_json(outcome)
         else:
-            print_line(line)
+            reason = f", {outcome['reason']}" if outcome["reason"] else ""
+            print_line(f"{outcome['tool_name']}: {outcome['outcome']}{reason}")
     if any(outcome["outcome"] != "deleted" for outcome in outcomes):
         raise typer.Exit(FAILED)
 
@@ -110,8 +111,9 @@ async def _no_such_tool(registry: Registry, project: str, tool: str) -> NoReturn
 
 
 async def _deleted(registry: Registry, project: str, tool: str) -> dict[str, Any]:
+    reason = None
     try:
-        outcome, reason = ("deleted", None) if await registry.delete(project, tool) else ("absent", None)
+        outcome = "deleted" if await registry.delete(project, tool) else "absent"
     except RegistryError as error:
         outcome, reason = "failed", str(error)
     return {"project_id": project, "tool_name": tool, "outcome": outcome, "reason": reason}

@@ -89,7 +89,8 @@ def _lag(replicas: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
     # Replicas share the durable, so they report nearly the same numbers.
     reported = [replica for replica in replicas if "pending" in replica and "unacknowledged" in replica]
     if reported:
-        pending, unsettled = (max(replica[name] for replica in reported) for name in ("pending", "unacknowledged"))
+        pending = max(replica["pending"] for replica in reported)
+        unsettled = max(replica["unacknowledged"] for replica in reported)
         yield cell(f"durable: {counted(pending, 'command')} not delivered, {unsettled} not settled")
 
 
@@ -140,12 +141,14 @@ def show_usage(
     """Print what the calls of a project cost, from the result cards, or the rows of a gateway."""
     if as_json and as_csv:
         fail("--json and --csv exclude each other; name one")
-    path, remedy = selected_state(state), "" if project else "; name another project with --project"
+    remedy = "" if project else "; name another project with --project"
+    path = selected_state(state)
     project = project_or_default(project, path)
     if not is_token(project):
         fail(f"--project: {short(project)!r} is no project id: it is empty or contains blanks or `.*>`")
     now = datetime.now(UTC)
-    start, end = _moment(since, now, "--since"), _moment(until, now, "--until") if until else now
+    start = _moment(since, now, "--since")
+    end = _moment(until, now, "--until") if until else now
     if start >= end:
         fail("--since must be before --until")
     if path is not None:
@@ -153,8 +156,9 @@ def show_usage(
     else:
         total, rows, beyond = _read(kernel_bootstrap(), project, start, end, by)
     total |= _beyond(list(beyond.values()))
-    for row in rows:
-        row.update(_beyond([beyond[row["key"]]] if by is By.DAY and row["key"] in beyond else []))
+    for row in rows:  # accounts are known by day only
+        has_accounts = by is By.DAY and row["key"] in beyond
+        row.update(_beyond([beyond[row["key"]]] if has_accounts else []))
     if plot is not None:
         _plot(plot, rows, f"{project} by {by}, {start:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} UTC")
     if as_json:
@@ -170,7 +174,9 @@ def show_usage(
 
 def _beyond(amounts: Sequence[Amount]) -> dict[str, int | None]:
     """Return the columns of what accounts hold and no result counts; None if no account is known."""
-    sums = [max(0, sum(amounts)) if amounts else None for amounts in zip(*amounts, strict=True)] or [None, None]
+    if not amounts:
+        return dict.fromkeys(_WITHOUT_RESULT)
+    sums = [max(0, sum(column)) for column in zip(*amounts, strict=True)]
     return dict(zip(_WITHOUT_RESULT, sums, strict=True))
 
 

@@ -32,8 +32,9 @@ async def _end(task: asyncio.Task[Any], grace_s: float) -> None:
     loop = asyncio.get_running_loop()
     give_up_at: float | None = loop.time() + grace_s
     while not task.done():
-        with suppress(asyncio.CancelledError):
-            await asyncio.wait([task], timeout=None if give_up_at is None else max(0.0, give_up_at - loop.time()))
+        left_s = None if give_up_at is None else max(0.0, give_up_at - loop.time())
+        with suppress(asyncio.CancelledError):  # of the caller: the wait goes on with what is left of the time
+            await asyncio.wait([task], timeout=left_s)
             task.cancel()  # no effect if it has ended
             give_up_at = None
 

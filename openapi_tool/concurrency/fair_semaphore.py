@@ -72,10 +72,10 @@ class FairSemaphore:
         self._held[project] -= 1
         if not self._held[project]:
             del self._held[project]
-        while self._free and (following := self._waiting.next(self._may_hold, self._held.__getitem__)) is not None:
-            waiter = self._waiting.pop(following)
+        while self._free and (next_project := self._waiting.next(self._may_hold, self._held.__getitem__)) is not None:
+            waiter = self._waiting.pop(next_project)
             if not waiter.done():  # else its task was cancelled in this iteration
-                self._grant(following)
+                self._grant(next_project)
                 waiter.set_result(None)
 
     def _may_hold(self, project: str) -> bool:

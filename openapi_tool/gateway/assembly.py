@@ -22,6 +22,7 @@ from openapi_tool.reloading import Reloader
 from openapi_tool.telemetry.health import DEPENDENCIES, Snapshots
 
 INSTANCE = f"{socket.gethostname()}-{os.getpid()}"
+"""Name of this process among those that share the state."""
 
 
 @asynccontextmanager
@@ -55,14 +56,17 @@ async def open_gateway(
             budgets=quotas.budgets,
         )
         gateway = Gateway(parts, tools, lambda: reloader.policy)
-        reloader.use_keys, reloader.use_limits = quotas.limiter.keys.set_secrets, quotas.limiter.apply_options
+        reloader.use_keys = quotas.limiter.keys.set_secrets
+        reloader.use_limits = quotas.limiter.apply_options
         reloader.add(runner)
         health = bootstrap.health
         for dependency_of_kernel in DEPENDENCIES:
             health.dependencies.pop(dependency_of_kernel, None)
-        health.limits, health.keys = quotas.limiter.snapshot, quotas.limiter.keys.snapshot
+        health.limits = quotas.limiter.snapshot
+        health.keys = quotas.limiter.keys.snapshot
         health.configured_limits = quotas.limiter.configured
-        health.budgets, health.budget_outage = quotas.budgets.snapshot, quotas.budgets.outage
+        health.budgets = quotas.budgets.snapshot
+        health.budget_outage = quotas.budgets.outage
         statistics = Snapshots(INSTANCE, health, {"executor.concurrency": settings.executor.concurrency})
         try:
             async with state.operated(INSTANCE, gateway.use_switches, statistics.now):

@@ -48,7 +48,11 @@ from openapi_tool.tools.wording import short
 
 log = logging.getLogger(__name__)
 
-_USAGE_PAUSES, _MAX_USAGE_PAUSE_S, _MAX_USAGE_PROJECTS = 9, 10.0, 10_000
+# After a request for usage its project's next one waits for this many times as long as it took, up to a maximum.
+_USAGE_PAUSES = 9
+_MAX_USAGE_PAUSE_S = 10.0
+_MAX_USAGE_PROJECTS = 10_000
+
 _ABANDONED_S = 5.0
 """Seconds that a call gets to store its paid result, or to settle its cost, after its client has gone."""
 
@@ -235,8 +239,8 @@ class Gateway:
         reference = answer.facts.get("artifact_ref")
         if reference is None:
             return None
-        texts, card_id = self._parts.texts, str(reference["card_id"])
-        found = await texts.artifact(caller.project_id, caller.agent_id, card_id, 0, max_chars)
+        card_id = str(reference["card_id"])
+        found = await self._parts.texts.artifact(caller.project_id, caller.agent_id, card_id, 0, max_chars)
         return found.text if found else None
 
     async def call(
@@ -300,7 +304,8 @@ class Gateway:
         CALL_FIELDS.set(lambda: _ids(identity))
         call = running.call = self._parts.runner.new_call(identity, running.slot)
         definition = running.tool.definition
-        key, fields = None, None
+        key = None  # under which an identical call finds the result
+        fields = None
         try:
             with call.memory:
                 try:
@@ -322,7 +327,8 @@ class Gateway:
         self, running: RunningCall, identity: CallIdentity, call: Call, arguments: Mapping[str, Any]
     ) -> ResultFields:
         """Run the call once there is a slot. Raises ToolError."""
-        definition, parts = running.tool.definition, self._parts
+        parts = self._parts
+        definition = running.tool.definition
         project = running.caller.project_id
         if self._slots.waiting_of(project) >= parts.executor.max_held - self._slots.waiting:
             # A project may wait with as many calls as places are free, so some always are for the others.

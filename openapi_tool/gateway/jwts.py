@@ -22,8 +22,11 @@ from openapi_tool.protocol.subjects import is_token
 
 log = logging.getLogger(__name__)
 
-FRESH_S, RETRY_S = 600.0, 30.0
-"""Age from which the keys are read again; the shortest time between two attempts, also for an unknown key."""
+FRESH_S = 600.0
+"""Age from which the keys are read again."""
+
+RETRY_S = 30.0
+"""Shortest time between two attempts to read the keys, also for an unknown key."""
 
 LEEWAY_S = 30.0
 """By how much the clocks of issuer and gateway may differ."""
@@ -43,7 +46,9 @@ class Keys:
     def __init__(
         self, read: Callable[[], Awaitable[bytes]], grace_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._read, self._grace_s, self._clock = read, grace_s, clock
+        self._read = read
+        self._grace_s = grace_s
+        self._clock = clock
         self._keys: dict[str, tuple[Any, str]] = {}
         self._read_at = self._tried_at = -math.inf
         self._loading: asyncio.Task[None] | None = None
@@ -54,7 +59,8 @@ class Keys:
         Only an unknown key waits for the issuer, which may not answer: known ones are read again in the background.
         """
         known = key_id in self._keys
-        if (not known or self._age > FRESH_S) and self._loading is None and self._clock() - self._tried_at >= RETRY_S:
+        may_load = self._loading is None and self._clock() - self._tried_at >= RETRY_S
+        if may_load and (not known or self._age > FRESH_S):
             self._loading = in_background(self._load(), "keys of the issuer")
         if self._loading is not None and (not known or self._age > FRESH_S + self._grace_s):
             await asyncio.shield(self._loading)
@@ -142,7 +148,8 @@ class Jwts:
             expires = float(claims["exp"])
         except OverflowError:  # some hundred digits
             raise JwtRefused from None
-        project, agent = (self._id(claims, name) for name in (self.options.project_claim, self.options.agent_claim))
+        project = self._id(claims, self.options.project_claim)
+        agent = self._id(claims, self.options.agent_claim)
         return Caller(project, agent), expires + LEEWAY_S
 
     async def _claims(self, text: str) -> Mapping[str, Any]:
@@ -150,13 +157,14 @@ class Jwts:
             raise JwtRefused
         try:
             key_id = jwt.get_unverified_header(text).get("kid")
-            key = await self._keys.find(key_id) if isinstance(key_id, str) else None
-            if key is None:
+            found = await self._keys.find(key_id) if isinstance(key_id, str) else None
+            if found is None:
                 raise JwtRefused
-            found: Mapping[str, Any] = jwt.decode(
+            key, algorithm = found
+            claims: Mapping[str, Any] = jwt.decode(
                 text,
-                key[0],
-                algorithms=[key[1]],  # the key's own, whatever the token says
+                key,
+                algorithms=[algorithm],  # the key's own, whatever the token says
                 audience=self.options.audience or self.options.resource,
                 issuer=self.options.issuer,
                 leeway=LEEWAY_S,
@@ -164,7 +172,7 @@ class Jwts:
             )
         except (jwt.PyJWTError, ValueError, TypeError):
             raise JwtRefused from None
-        return found
+        return claims
 
     @staticmethod
     def _id(claims: Mapping[str, Any], name: str) -> str:

@@ -80,19 +80,20 @@ class NatsState:
     """See `GatewayState`. `quotas` is the connection to the NATS of limits and budgets, which may be another one."""
 
     def __init__(self, bootstrap: Bootstrap, client: BusClient, quotas: BusClient, replicas: int) -> None:
-        self._client, self._replicas = client, replicas
+        self._client = client
+        self._replicas = replicas
         self._patience = Patience(client)
         clock = ServerClock()
         self.time = clock.time
         limits, budgets = RecordStore(LIMITS), RecordStore(BUDGETS)
-        of_quotas = replicas if quotas is client else quotas.bus.nats.replicas or 1
-        limits.connect(quotas, of_quotas)
-        budgets.connect(quotas, of_quotas)
+        quota_replicas = replicas if quotas is client else quotas.bus.nats.replicas or 1
+        limits.connect(quotas, quota_replicas)
+        budgets.connect(quotas, quota_replicas)
         self.limits: Records = limits
         self.budgets: Records = budgets
         self.tokens: ListedRecords = stored_tokens(client, replicas)
         self.rows = NatsRows(self._patience, replicas)
-        self.monitor = QuotaMonitor(quotas, clock, bootstrap.health, of_quotas)
+        self.monitor = QuotaMonitor(quotas, clock, bootstrap.health, quota_replicas)
 
     def texts(self, bucket: str, ttl_s: float) -> PartedTexts:
         """See `GatewayState`."""
@@ -106,7 +107,7 @@ class NatsState:
     async def operated(
         self, name: str, use: Callable[[Switches], None], snapshot: Callable[[], Mapping[str, Any]]
     ) -> AsyncIterator[None]:
-        """See `GatewayState`. `name` is in the snapshot. No call runs before this, so switches are read then."""
+        """See `GatewayState`. The snapshot holds `name`. The switches are read first: no call runs before."""
         del name
         switches = SwitchMonitor(self._client, use)
         await switches.load()
@@ -148,8 +149,8 @@ async def open_nats_state(
 class _Sums:
     """Figures of an agent's calls by hour and tool; `read_to` is the last row that was counted."""
 
-    def __init__(self, stream: object) -> None:
-        self.stream = stream
+    def __init__(self, stream_created: object) -> None:
+        self.stream_created = stream_created
         self.read_to = 0
         self.hours: dict[int, dict[str, dict[str, int]]] = {}
 
@@ -162,11 +163,12 @@ class _Sums:
             figures[name] += value
 
     def by_tool(self, since: float) -> list[dict[str, Any]]:
-        first, sums = int(since // _HOUR_S), dict[str, dict[str, int]]()
         oldest = time.time() // _HOUR_S - CALLS_DAYS * 24
         self.hours = {hour: tools for hour, tools in self.hours.items() if hour >= oldest}
-        for hour, tools in self.hours.items():
-            for tool, figures in tools.items() if hour >= first else ():
+        first = since // _HOUR_S
+        sums: dict[str, dict[str, int]] = {}
+        for tools in (tools for hour, tools in self.hours.items() if hour >= first):
+            for tool, figures in tools.items():
                 known = sums.setdefault(tool, dict.fromkeys(FIGURES, 0))
                 for name, value in figures.items():
                     known[name] += value
@@ -178,7 +180,8 @@ class NatsRows:
     """Rows of calls in a stream; see `CallRows`."""
 
     def __init__(self, patience: Patience, replicas: int = 1) -> None:
-        self._patience, self._stream = patience, replace(CALLS, replicas=replicas)
+        self._patience = patience
+        self._stream = replace(CALLS, replicas=replicas)
         self._sums: LRUCache[tuple[str, str], _Sums] = LRUCache(_MAX_SUMMED)
         self._reading = asyncio.Lock()
 
@@ -194,7 +197,7 @@ class NatsRows:
             with self._patience.errors():
                 created = await self._stream.created(self._patience.client)
             sums = self._sums.get((project, agent))
-            if sums is None or sums.stream != created:
+            if sums is None or sums.stream_created != created:
                 sums = self._sums[project, agent] = _Sums(created)
             if created is not None:
                 async with aclosing(self._rows(f"{project}.{agent}.*", sums.read_to + 1)) as rows:

@@ -19,10 +19,12 @@ from openapi_tool.tools.switches import Switches, SwitchRecordInvalid, UnreadSwi
 log = logging.getLogger(__name__)
 
 SESSION_KEY = "session_key"
-_SWITCHES, _ASKED = "switches", "statistics_asked"
-_READ_S = 1.0
+_SWITCHES = "switches"
+_ASKED = "statistics_asked"
+_STATISTICS_BUCKET = "statistics"
 _STATISTICS_TTL_S = 30.0
-_ANSWERS_S = _READ_S + 0.3
+_READ_S = 1.0  # between two reads of the records by a process
+_ANSWERS_S = _READ_S + 0.3  # for which an operator waits for the statistics of all processes
 _SESSION_KEY_BYTES = 32
 _BUCKET = "gateway"
 
@@ -58,8 +60,9 @@ class SwitchMonitor:
     """
 
     def __init__(self, state: StateFile, use: Callable[[Switches], None]) -> None:
-        self._state, self._use = state, use
-        self._known = -1
+        self._state = state
+        self._use = use
+        self._known_revision = -1  # of the switches; -1 before they have been read
         self._failure = ""
         use(UnreadSwitches())
 
@@ -72,16 +75,16 @@ class SwitchMonitor:
             self._log(str(error))
             return
         self._failure = ""
-        if stored.revision != self._known:
+        if stored.revision != self._known_revision:
             self._use(switches)
-            if self._known >= 0 or switches.all:
+            if self._known_revision >= 0 or switches.all:
                 log.warning("an operator has disabled or enabled tools", extra={"action": "tool.switched"})
-            self._known = stored.revision
+            self._known_revision = stored.revision
 
     def _log(self, failure: str) -> None:
         if failure != self._failure:
             self._failure = failure
-            effect = "no tool may run" if self._known < 0 else "the last known ones stay disabled"
+            effect = "no tool may run" if self._known_revision < 0 else "the last known ones stay disabled"
             log.error(
                 "cannot read which tools are disabled, so %s: %s",
                 effect,
@@ -103,7 +106,8 @@ async def follow(
     state: StateFile, name: str, switches: SwitchMonitor, snapshot: Callable[[], Mapping[str, Any]]
 ) -> None:
     """Every second adopt changed switches, and answer a request for statistics, as the process `name`."""
-    records, statistics = shared_records(state), state.records("statistics", _STATISTICS_TTL_S)
+    records = shared_records(state)
+    statistics = state.records(_STATISTICS_BUCKET, _STATISTICS_TTL_S)
     answered = 0
     while True:
         try:
@@ -123,8 +127,10 @@ async def ask_statistics(state: StateFile) -> list[dict[str, Any]]:
     """Return the statistics of all processes that answer within 1.3 s. Raises Unavailable."""
     asked = await change(shared_records(state), _ASKED, lambda _: secrets.token_bytes(8))
     await asyncio.sleep(_ANSWERS_S)
-    found = (orjson.loads(value) for value in (await state.records("statistics").all()).values())
-    return sorted((each for each in found if each.pop("asked") == asked.revision), key=lambda each: each["instance"])
+    stored = await state.records(_STATISTICS_BUCKET).all()
+    found = [orjson.loads(value) for value in stored.values()]
+    answers = [each for each in found if each.pop("asked") == asked.revision]
+    return sorted(answers, key=lambda answer: answer["instance"])
 
 
 async def read_switches(state: StateFile) -> Switches:

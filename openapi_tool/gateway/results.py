@@ -44,8 +44,8 @@ def text_of(answer: Answer) -> str:
 def structure(answer: Answer) -> dict[str, Any]:
     """Return the result as an object: the text, and what is known of it."""
     fields = answer.fields
-    found = answer.facts
-    result = {"content": text_of(answer)} | {name: found[name] for name in _IN_STRUCTURE if name in found}
+    facts = answer.facts
+    result = {"content": text_of(answer)} | {name: facts[name] for name in _IN_STRUCTURE if name in facts}
     if fields.error is not None:
         result["error"] = dict(fields.error)
     return result

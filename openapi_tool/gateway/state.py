@@ -10,7 +10,8 @@ from openapi_tool.gateway.stored import CallRow
 from openapi_tool.state.port import ListedRecords, Records, TextSets
 from openapi_tool.tools.switches import Switches
 
-LIMITS_TTL_S, BUDGETS_TTL_S = 2 * 3600, 40 * 86_400  # the second is longer than the month of a budget
+LIMITS_TTL_S = 2 * 3600
+BUDGETS_TTL_S = 40 * 86_400  # longer than the month of a budget
 TOKENS = "tokens"
 """Name of the bucket of tokens."""
 

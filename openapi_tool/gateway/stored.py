@@ -30,6 +30,7 @@ CALLS_DAYS = 90
 """Days for which the row of a call is kept."""
 
 _UNTRACKED = frozenset({"donottrack", "dnt", "xdonottrack"})
+"""Names, folded and without hyphens, of arguments, parameters and headers that say "do not track"."""
 
 
 class StoredTexts:
@@ -43,26 +44,28 @@ class StoredTexts:
 
     async def put(self, identity: CallIdentity, stored: StoredText) -> None:
         """Store a text. Raises Unavailable."""
-        owner = identity.project_id, identity.agent_id, stored.card_id
+        name_parts = identity.project_id, identity.agent_id, stored.card_id
         head = {"chars": stored.chars, "sha256": stored.sha256, "items": [list(item) for item in stored.items]}
         text: str = orjson.loads(stored.content)["text"]
         windows = {
-            text_name(*owner, start // WINDOW_CHARS): text[start : start + WINDOW_CHARS].encode()
+            text_name(*name_parts, start // WINDOW_CHARS): text[start : start + WINDOW_CHARS].encode()
             for start in range(0, len(text), WINDOW_CHARS)
         }
-        await self._texts.put_all({text_name(*owner): orjson.dumps(head), **windows})
+        await self._texts.put_all({text_name(*name_parts): orjson.dumps(head), **windows})
 
     async def artifact(self, project_id: str, agent_id: str, card_id: str, start: int, chars: int) -> Artifact | None:
         """Return at most `chars` characters from `start`; None if the text is missing or expired."""
-        owner = project_id, agent_id, card_id
-        record = await self._texts.get(text_name(*owner))
+        name_parts = project_id, agent_id, card_id
+        record = await self._texts.get(text_name(*name_parts))
         if record is None:
             return None
         head = orjson.loads(record)
-        first, end = start // WINDOW_CHARS, min(start + chars, head["chars"])
+        end = min(start + chars, head["chars"])
+        first = start // WINDOW_CHARS
+        behind_last = -(-end // WINDOW_CHARS)  # rounded up
         text = ""
-        for number in range(first, -(-end // WINDOW_CHARS)):
-            window = await self._texts.get(text_name(*owner, number))
+        for number in range(first, behind_last):
+            window = await self._texts.get(text_name(*name_parts, number))
             if window is None:
                 return None
             text += window.decode()
@@ -115,7 +118,7 @@ def may_store(definition: ToolDefinition, arguments: Mapping[str, Any]) -> bool:
 
 
 def text_name(project: str, *parts: object) -> str:
-    """Return the name of a text of a project, which begins with its owner's as `Texts` says."""
+    """Return the name of a text: a digest of its project (the owner in `Texts`), a dot, and a digest of all parts."""
     return f"{_digest(project, 4)}.{_digest((project, *parts), 20)}"
 
 
@@ -146,7 +149,9 @@ class CallRow:
     @property
     def error_code(self) -> str | None:
         """Code of its error; None if it succeeded."""
-        return str(self.error.get("code")) if self.error else CANCELLED if self.status == CANCELLED else None
+        if self.error:
+            return str(self.error.get("code"))
+        return CANCELLED if self.status == CANCELLED else None
 
     @property
     def values(self) -> tuple[object, ...]:

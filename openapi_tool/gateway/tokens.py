@@ -36,8 +36,9 @@ log = logging.getLogger(__name__)
 MAX_TOKENS = 10_000
 MAX_AGENT_CHARS = 128
 _MAX_FILE_BYTES = 16 * 2**20
-_PREFIX, _ID_CHARS = "oat", 12
-_NO_HASH = "0" * 64
+_PREFIX = "oat"
+_ID_CHARS = 12
+_NO_HASH = "0" * 64  # compared with an unknown token's, so that it takes as long as a known one
 
 
 class TokensInvalid(ExecutorError):
@@ -180,7 +181,8 @@ class TokenFile:
 
     async def add(self, token_id: str, token: Token) -> None:
         """See `TokenStore`."""
-        self._save({**(self.load() if self.path.exists() else {}), token_id: token})
+        tokens = self.load() if self.path.exists() else {}
+        self._save(tokens | {token_id: token})
 
     async def revoke(self, token_id: str) -> bool:
         """See `TokenStore`."""
@@ -253,7 +255,8 @@ class Tokens:
         self, stores: list[TokenStore], clock: Callable[[], float] = time.time, grace_s: float = math.inf
     ) -> None:
         self._sources = [_Source(store) for store in stores]
-        self._clock, self._grace_s = clock, grace_s
+        self._clock = clock
+        self._grace_s = grace_s
         self._problem = ""
 
     def __len__(self) -> int:
@@ -305,16 +308,20 @@ class Tokens:
     def _known(self, text: str) -> tuple[str, Token] | None:
         prefix, _, rest = text.partition("_")
         token_id, _, secret = rest.partition("_")
+        # If several stores have the id, the last one counts.
         source = next((each for each in reversed(self._sources) if token_id in each.tokens), None)
         token = source.tokens[token_id] if source and not self._is_outdated(source) else None
-        right = hmac.compare_digest(_hash(secret), token.hash if token else _NO_HASH)
-        return (token_id, token) if token is not None and right and prefix == _PREFIX else None
+        is_right = hmac.compare_digest(_hash(secret), token.hash if token else _NO_HASH)
+        return (token_id, token) if token is not None and is_right and prefix == _PREFIX else None
 
 
 def shown(token_id: str, token: Token, now: float) -> dict[str, Any]:
     """Return a token for display, without its hash."""
-    state = "revoked" if token.revoked is not None else "usable" if token.usable(now) else "expired"
-    return {"id": token_id, "state": state, **{name: value for name, value in asdict(token).items() if name != "hash"}}
+    state = "usable" if token.usable(now) else "expired"
+    if token.revoked is not None:
+        state = "revoked"
+    fields = {name: value for name, value in asdict(token).items() if name != "hash"}
+    return {"id": token_id, "state": state, **fields}
 
 
 def id_of(text: str) -> str:

@@ -36,22 +36,25 @@ log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 2**20
 """Four times the largest arguments."""
 
-MAX_TOKENS_BODIES, MAX_BODIES = 16 * 2**20, 64 * 2**20
-"""Bytes of the bodies of requests that are received or run, of one token and in all; parsed they take several times as
-much memory."""
+MAX_TOKENS_BODIES = 16 * 2**20
+"""Bytes that the bodies of one token's unanswered requests may have together."""
+
+MAX_BODIES = 64 * 2**20
+"""Bytes that the bodies of all unanswered requests may have together; parsed they take several times as much memory."""
 
 MAX_SHARE = 7 / 8
-"""What one project may have of all connections and bodies, with all its tokens: the rest is left to the others."""
+"""Share of all connections, and of `MAX_BODIES`, that one project may have with all its tokens."""
 
-FAILED_TRIES, FAILED_TRIES_S = 20, 60.0
-"""Wrong tokens of one address in this time, after which further ones are not answered as such."""
+FAILED_TRIES = 20
+"""Wrong tokens that one address may send, each within `FAILED_TRIES_S` seconds of the one before; more get 429."""
+FAILED_TRIES_S = 60.0
 
 _DISCARDED_BYTES = 16 * 2**20
 """What is read and dropped of a body that is too large: most clients send all of it before they read an answer."""
 
 _MAX_ADDRESSES = 10_000
-_OUTDATED_RETRY_S = 5
-_TOKEN_CHECK_S = 2.0
+_OUTDATED_RETRY_S = 5  # `Retry-After` while no token can be checked
+_TOKEN_CHECK_S = 2.0  # between two checks that the token of a running request is valid
 NOBODY = Caller("local", "local")
 """Caller of a gateway without tokens, on loopback; its records are those of `openapi-tool mcp`."""
 
@@ -96,7 +99,8 @@ class _Running:
     @contextmanager
     def counted(self, entry: _Entry) -> Iterator[Callable[[int], None]]:
         """Count a request while the context is open; yield what counts bytes of its body. Both raise Problem."""
-        token, project, held = entry.counted_as, entry.caller.project_id, 0
+        token, project = entry.counted_as, entry.caller.project_id
+        held = 0
         if self._of_token[token] >= self._per_token:
             raise _too_many(f"This token has {self._per_token} requests that are not answered yet")
         if self._of_project[project] >= self._per_project:
@@ -217,7 +221,8 @@ class Access:
 
     def _check_origin(self, headers: Headers) -> None:
         given = headers.getlist("origin")
-        own = (f"{scheme}://{headers.get('host', '')}".lower() for scheme in ("http", "https"))  # it has no pages
+        # The gateway has no pages, so a request with its own origin comes from no web page.
+        own = (f"{scheme}://{headers.get('host', '')}".lower() for scheme in ("http", "https"))
         if given and (len(given) > 1 or given[0].lower() not in (*own, *self._options.allowed_origins)):
             raise Problem(
                 HTTPStatus.FORBIDDEN,
@@ -258,7 +263,8 @@ class Access:
                 "This token may not name an agent: leave X-Agent-Id out, or create a token with --any-agent.",
                 close=True,
             )
-        caller, tokens = Caller(token.project, agent, token.tools), self._tokens
+        caller = Caller(token.project, agent, token.tools)
+        tokens = self._tokens
         return _Entry(caller, token_id, lambda: tokens.find(text) is None and not tokens.outdated)
 
     async def _jwt_entry(self, jwts: Jwts, text: str, headers: Headers) -> _Entry:
@@ -300,11 +306,12 @@ class Access:
 
     def _unauthorized(self, error: str) -> Problem:
         source = "the issuer gives you one" if self._metadata else "`openapi-tool tokens create` makes one"
+        challenge = self._metadata.challenge(error) if self._metadata else "Bearer"
         return Problem(
             HTTPStatus.UNAUTHORIZED,
             "unauthorized",
             f"Send a token that is neither expired nor revoked as `Authorization: Bearer …`; {source}.",
-            headers={"WWW-Authenticate": self._metadata.challenge(error) if self._metadata else "Bearer"},
+            headers={"WWW-Authenticate": challenge},
             close=True,
         )
 
@@ -323,7 +330,8 @@ def _ending_with(entry: _Entry, connection: Connection) -> Iterator[None]:
 
     Else a stream of MCP would stay open with it.
     """
-    call_later, next_check = asyncio.get_running_loop().call_later, None
+    call_later = asyncio.get_running_loop().call_later
+    next_check: asyncio.TimerHandle
 
     def check() -> None:
         nonlocal next_check
@@ -355,16 +363,19 @@ async def read_body(headers: Headers, receive: Receive, hold: Callable[[int], No
     `hold` gets the size of each part before it is kept, and may raise.
     """
     declared = headers.get("content-length", "0")
-    body, received, too_large = bytearray(), 0, declared.isdigit() and int(declared) > MAX_BODY_BYTES
+    too_large = declared.isdigit() and int(declared) > MAX_BODY_BYTES
+    body = bytearray()
+    received = 0
     while True:
         message = await receive()
         if message["type"] != "http.request":
             return None
-        received += len(message.get("body", b""))
+        part = message.get("body", b"")
+        received += len(part)
         too_large = too_large or received > MAX_BODY_BYTES
         if not too_large:
-            hold(len(message.get("body", b"")))
-            body += message.get("body", b"")
+            hold(len(part))
+            body += part
         if not message.get("more_body", False) or received > _DISCARDED_BYTES:
             break
     if too_large:

@@ -7,7 +7,6 @@ goes on: until the first byte, for the head, for the body, for a client that doe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, cast
 
@@ -16,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_S = 10.0
-"""Seconds for the head of a request, from its first byte; the first one from the start of the connection."""
+"""Seconds from the start of a connection to its first byte, and from a request's first byte to the end of its head."""
 BODY_S = 30.0
 """Seconds for the body of a request."""
 WRITE_S = 30.0
@@ -55,7 +54,7 @@ class Connections:
         return self._open.get(tuple(address)) if address is not None else None  # type: ignore[arg-type]
 
     def answering(self, app: ASGIApp) -> ASGIApp:
-        """Return an app whose requests begin and end for their connections."""
+        """Return an app that tells each connection when a request of it begins and ends."""
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
             connection = self.of(scope.get("client"))
@@ -87,7 +86,7 @@ class Connection(asyncio.Protocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._in_head = False
         self._aborted = False
-        self._is_read = True  # the client reads what it is sent
+        self._client_reads = True
         self.in_request = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -109,7 +108,8 @@ class Connection(asyncio.Protocol):
 
     def began(self) -> None:
         """Note that the head of a request has arrived, and that its body is awaited."""
-        self._in_head, self.in_request = False, True
+        self._in_head = False
+        self.in_request = True
         self._within(BODY_S)
 
     def received(self) -> None:
@@ -125,12 +125,12 @@ class Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """See `asyncio.Protocol`."""
         self._within(WRITE_S)
-        self._is_read = False
+        self._client_reads = False  # until it is True again, the deadline stays
         self._inner.pause_writing()
 
     def resume_writing(self) -> None:
         """See `asyncio.Protocol`."""
-        self._is_read = True
+        self._client_reads = True
         self._within(None if self.in_request else IDLE_S)
         self._inner.resume_writing()
 
@@ -140,7 +140,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
-        self._is_read = True
+        self._client_reads = True
         self._within(None)
         self._connections.discard(self._address, self)
         self._inner.connection_lost(exc)
@@ -152,10 +152,11 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _within(self, seconds: float | None) -> None:
-        """Move the deadline; while the client reads nothing it stays."""
-        if not self._is_read:
+        """Move the deadline to `seconds` from now, or remove it for None; while the client reads nothing it stays."""
+        if not self._client_reads:
             return
         if self._deadline is not None:
             self._deadline.cancel()
-        later: Callable[..., asyncio.TimerHandle] = asyncio.get_running_loop().call_later
-        self._deadline = None if seconds is None else later(seconds, self.abort)
+        self._deadline = None
+        if seconds is not None:
+            self._deadline = asyncio.get_running_loop().call_later(seconds, self.abort)

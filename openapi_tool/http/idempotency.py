@@ -39,17 +39,21 @@ class Idempotency:
                 f"Idempotency-Key must have 1 to {MAX_KEY_CHARS} printable ASCII characters.",
             )
         try:
-            what = _digest(tool, dict(arguments))
+            call_digest = _digest(tool, dict(arguments))
         except TypeError:
-            what = ""  # not JSON within its limits: the call refuses it
-        return IdempotentRequest(self._texts, self._running, text_name(caller.project_id, caller.agent_id, key), what)
+            call_digest = ""  # not JSON within its limits: the call refuses it
+        name = text_name(caller.project_id, caller.agent_id, key)
+        return IdempotentRequest(self._texts, self._running, name, call_digest)
 
 
 class IdempotentRequest:
     """Request with a key; as a context it is the only one with this key in this process."""
 
-    def __init__(self, texts: Texts, running: set[str], name: str, what: str) -> None:
-        self._texts, self._running, self._name, self._what = texts, running, name, what
+    def __init__(self, texts: Texts, running: set[str], name: str, call_digest: str) -> None:
+        self._texts = texts
+        self._running = running
+        self._name = name
+        self._call_digest = call_digest
 
     def __enter__(self) -> Self:
         if self._name in self._running:
@@ -69,8 +73,8 @@ class IdempotentRequest:
             record = await self._texts.get(self._name)
         if record is None:
             return None
-        what, _, body = record.partition(b"\n")
-        if what != self._what.encode():
+        stored_digest, _, body = record.partition(b"\n")
+        if stored_digest != self._call_digest.encode():
             raise Problem(
                 HTTPStatus.UNPROCESSABLE_ENTITY,
                 "bad_request",
@@ -81,7 +85,7 @@ class IdempotentRequest:
     async def store(self, body: bytes) -> None:
         """Store the result."""
         try:
-            await self._texts.put(self._name, self._what.encode() + b"\n" + body)
+            await self._texts.put(self._name, self._call_digest.encode() + b"\n" + body)
         except Unavailable as outage:
             log.error(  # noqa: TRY400 - no defect
                 "cannot store a result by its key: %s", outage, extra={"action": "state.not_stored"}

@@ -15,7 +15,7 @@ PATH = "/mcp"
 
 
 class McpDoor:
-    """The end point `/mcp`; `run` is entered while it is served."""
+    """The end point `/mcp`; `manager.run()` is entered while it is served."""
 
     def __init__(self, gateway: Gateway, *, structured: bool) -> None:
         self.server = McpServer(gateway, _caller, structured=structured)

@@ -1,8 +1,8 @@
 """End points in the form of open-webui's external web search and external web loader.
 
-As its source sends and expects them (`retrieval/web/external.py`, `retrieval/loaders/external_web.py`): a search with
-`query` and `count` gets a list of `link`, `title` and `snippet`; `urls`, up to 20, get a list of `page_content` and
-`metadata`, of which it reads `source`.
+The form is that of its source (`retrieval/web/external.py`, `retrieval/loaders/external_web.py`). It sends a search
+with `query` and `count`, and expects a list of `link`, `title` and `snippet`. It sends up to 20 `urls` to load, and
+expects a list of `page_content` and `metadata`, of which it reads `source`.
 """
 
 from __future__ import annotations
@@ -54,11 +54,13 @@ class OpenWebuiRoutes:
             )
         arguments = {"query": query, "count": min(count, _MAX_RESULTS)}
         try:
-            answer, there = await while_connected(request, self._call(caller_of(request), "jina.search", arguments))
+            answer, is_connected = await while_connected(
+                request, self._call(caller_of(request), "jina.search", arguments)
+            )
         except ClientGone:
             return Response(status_code=HTTPStatus.REQUEST_TIMEOUT)
-        if not there:
-            self._gateway.keep_soon(answer)
+        if not is_connected:
+            self._gateway.keep_soon(answer)  # the client may repeat the search
         return failed_call(answer) if answer.fields.error is not None else json_response(_results(answer, count))
 
     async def load(self, request: Request) -> Response:
@@ -92,12 +94,14 @@ class OpenWebuiRoutes:
 
     async def _page(self, caller: Caller, url: str, answer: Answer) -> dict[str, Any]:
         text = None
-        with suppress(Unavailable):  # its first part is there
+        with suppress(Unavailable):  # then the part that the answer holds has to do
             text = await self._gateway.whole_text(caller, answer, MAX_PAGE_CHARS)
         if text is None:
             text = "\n\n".join(contents(text_of(answer)))[:MAX_PAGE_CHARS]
+        metadata = {"source": url}
         state = _state(answer)
-        metadata = {"source": url} | {name: state[name] for name in ("title",) if name in state}
+        if "title" in state:
+            metadata["title"] = state["title"]
         return {"page_content": text, "metadata": metadata}
 
 

@@ -50,7 +50,9 @@ class Problem(Exception):
     ) -> None:
         super().__init__(detail)
         self.status, self.code, self.detail = status, code, detail
-        self.headers = {**(headers or {}), **({"Connection": "close"} if close else {})}
+        self.headers = dict(headers or {})
+        if close:
+            self.headers["Connection"] = "close"
 
     @property
     def response(self) -> Response:
@@ -103,8 +105,9 @@ async def on_problem(request: Request, error: Exception) -> Response:
     del request
     if isinstance(error, Problem):
         return error.response
-    status = HTTPStatus(error.status_code) if isinstance(error, HTTPException) else HTTPStatus.INTERNAL_SERVER_ERROR
+    status, headers = HTTPStatus.INTERNAL_SERVER_ERROR, {}
+    if isinstance(error, HTTPException):
+        status, headers = HTTPStatus(error.status_code), dict(error.headers or {})
     if status is HTTPStatus.NOT_FOUND:
         return nothing_there().response
-    headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
     return Problem(status, "bad_request", f"{status.phrase}: see /openapi.json.", headers=headers).response

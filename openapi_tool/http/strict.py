@@ -37,7 +37,7 @@ _RULES: Mapping[str, Mapping[str, JsonValue]] = {
     "question": {"pattern": r"[0-9A-Za-z]{3}"},  # a word to look for
     "timeout": {"minimum": 1},  # with less every page is late
 }
-"""Rules in addition to those that a model is shown; of a list for each of its texts."""
+"""Rules in addition to those that a model is shown, by argument; if it is a list, they are for each of its texts."""
 
 
 def strict_schema(tool: GatewayTool) -> JsonObject:
@@ -45,9 +45,8 @@ def strict_schema(tool: GatewayTool) -> JsonObject:
     shown = tool.shown.parameters
     properties = object_at(shown, "properties")
     known = tool.definition.built_in.arguments.model_fields
-    schema: JsonObject = dict(shown) | {
-        "properties": {name: _stricter(name, rule) if name in known else rule for name, rule in properties.items()}
-    }
+    stricter = {name: _stricter(name, rule) for name, rule in properties.items() if name in known}
+    schema: JsonObject = dict(shown) | {"properties": {**properties, **stricter}}
     if {"url", "cursor"} <= properties.keys():
         schema["oneOf"] = [{"required": ["url"]}, {"required": ["cursor"]}]
     searches = [name for name in ("find", "question") if name in properties]
@@ -66,4 +65,5 @@ def _stricter(name: str, rule: JsonValue) -> JsonValue:
         return rule
     if rule.get("type") == "array":
         return rule | {"items": _stricter(name, rule.get("items"))}
-    return rule if rule.get("pattern") not in (None, r"\S") else {**rule, **more}
+    has_own_pattern = rule.get("pattern") not in (None, r"\S")
+    return rule if has_own_pattern else {**rule, **more}

@@ -66,7 +66,8 @@ class ToolRoutes:
 
     async def openapi(self, request: Request) -> Response:
         """Describe the tools of the caller in OpenAPI 3.1."""
-        caller, url = caller_of(request), str(request.base_url).rstrip("/")
+        caller = caller_of(request)
+        url = str(request.base_url).rstrip("/")
         return json_response(document(self._gateway.tools_of(caller), url, needs_token=caller is not NOBODY))
 
     async def usage(self, request: Request) -> Response:
@@ -92,7 +93,8 @@ class ToolRoutes:
     async def call(self, request: Request) -> Response:
         """Run a tool."""
         arguments = await json_object(request)
-        name, caller = str(request.path_params["name"]), caller_of(request)
+        caller = caller_of(request)
+        name = str(request.path_params["name"])
         key = request.headers.get("idempotency-key")
         try:
             if key is None or not self._gateway.may_call(caller, name):
@@ -109,8 +111,8 @@ class ToolRoutes:
             return Response(status_code=HTTPStatus.REQUEST_TIMEOUT)
 
     async def _answer(self, request: Request, name: str, arguments: dict[str, Any]) -> Answer:
-        answer, there = await while_connected(request, self._gateway.call(caller_of(request), name, arguments))
-        if not there:
+        answer, is_connected = await while_connected(request, self._gateway.call(caller_of(request), name, arguments))
+        if not is_connected:
             self._gateway.keep_soon(answer)
         return answer
 

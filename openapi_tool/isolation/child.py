@@ -33,12 +33,13 @@ def answer(stream: socket.socket, functions: Mapping[str, Function]) -> None:
 
 
 def _read(stream: socket.socket, size: int) -> bytearray:
-    data, view = bytearray(size), 0
-    while view < size:
-        received = stream.recv_into(memoryview(data)[view:])
-        if not received:
+    data = bytearray(size)
+    received = 0
+    while received < size:
+        count = stream.recv_into(memoryview(data)[received:])
+        if not count:
             raise EOFError
-        view += received
+        received += count
     return data
 
 

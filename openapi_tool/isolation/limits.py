@@ -15,8 +15,10 @@ _BYTES_PER_BODY_BYTE = 20
 A page whose text has one emoji takes four bytes a character; `tests/unit/test_isolation.py` reads such ones."""
 
 _UNSHARED_BYTES = 16 * _MB
+"""Memory of a worker that it shares with no child."""
+
 _MESSAGE_BYTES = 8 * _MB
-"""Of a task or an answer, beside the text of a response: a call card and a definition are smaller, and so are facts."""
+"""Size of a task or an answer without the text of a response: a call card, a definition and facts are smaller."""
 
 _MASKED_FACTOR = 2
 """Masking makes a text longer: from 6 characters, the shortest secret, to 10."""
@@ -26,10 +28,11 @@ _BODY_BYTES_PER_CPU_S = 5_000_000
 
 _MIN_CPU_S = 2
 _FACTORS = {"search_text": 2}
-"""Of tasks that may take longer, by name: a question in a stored text of 10 MB takes 2 s."""
+"""By what the CPU time of some tasks is multiplied: a question in a stored text of 10 MB takes 2 s."""
 
 _WALL_FACTOR = 5
-"""So that a task exceeds its time, the start of a worker included, only if the worker is stopped or gets no CPU."""
+"""Time of a task per CPU second, the start of a worker included: it is exceeded only if the worker gets hardly any CPU,
+or is stopped."""
 
 OPEN_FILES = 16
 """Open files of a worker."""

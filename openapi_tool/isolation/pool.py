@@ -22,7 +22,9 @@ MAX_KILLS = 2
 """Kills of a subject's tasks, after which it is refused without a try."""
 
 _MAX_SUBJECTS = 4_096
-_LOST_PAUSE_S, _MAX_LOST_PAUSE_S = 0.1, 1.0  # growth and limit of the pause before a task whose worker was lost
+# A task whose worker was lost is tried again: first at once, then after a pause that grows by this with each try.
+_LOST_PAUSE_S = 0.1
+_MAX_LOST_PAUSE_S = 1.0
 
 
 class TaskKilled(Exception):
@@ -38,7 +40,8 @@ _OUTCOMES = {TaskKilled: "killed", PoolBusy: "late", asyncio.CancelledError: "ca
 
 @contextmanager
 def _measured(name: str) -> Iterator[None]:
-    outcome, began = "done", time.monotonic()
+    began = time.monotonic()
+    outcome = "done"
     try:
         yield
     except BaseException as error:  # a cancelled task counts, too
@@ -52,11 +55,11 @@ def _measured(name: str) -> Iterator[None]:
 class WorkerPool:
     """Runs tasks in `size` worker processes, whose limits suit responses of `max_response_bytes`.
 
-    Next is the project that runs the fewest tasks, among equals the one whose turn it is, by the time of their tasks:
-    however many projects keep sending slow ones, one that sends few waits only until a worker is free. A project has at
-    most one task fewer running than there are workers, so that one which sends only slow tasks leaves a worker to the
-    others; with two workers, one task. The queue has no limit of its own: it has at most one task for each running
-    call, or for each item of a batch.
+    The next task is one of the project that runs the fewest; among equal projects, of the one whose turn it is by the
+    time that its tasks have taken. So, however many projects keep sending slow tasks, one that sends few waits only
+    until a worker is free. A project runs at most one task fewer than there are workers, and at least one, so that a
+    project which sends only slow tasks leaves a worker to the others. The queue has no limit of its own: it has at most
+    one task for each running call, or for each item of a batch.
     """
 
     def __init__(self, size: int, max_response_bytes: int) -> None:
@@ -90,9 +93,9 @@ class WorkerPool:
         """Run a task of `worker_tasks.TASKS` for a project and return its result.
 
         The argument is a packed payload in one or more parts, which must not change meanwhile.
-        `subject` identifies what its cost depends on, such as a definition: if its tasks were killed MAX_KILLS times,
-        this one is refused; not without a subject. Raises TaskKilled, PoolBusy after `wait_s` seconds, and Broken for a
-        defect.
+        `subject` identifies what its cost depends on, such as a definition: if tasks of it were killed MAX_KILLS times,
+        this one is refused. Kills of tasks without a subject are not counted. Raises TaskKilled, PoolBusy after
+        `wait_s` seconds, and Broken for a defect.
         """
         with _measured(name):
             return await self._run(name, argument, (project, subject), time.monotonic() + wait_s)
@@ -122,7 +125,8 @@ class WorkerPool:
                     limit_s = max(0.0, min(wall_s(self._max_response_bytes), left_s))
                     return unpack(await worker.run(name, argument, limit_s))
                 except Lost:
-                    # Unnoticed, or by what its host did to it: what the task reads may be paid, so it is tried again.
+                    # The worker may have ended before this task, or as its host is short of memory. What the task reads
+                    # may be paid, so it is tried again.
                     if self._closed or left_s <= pause_s:
                         break
                     await asyncio.sleep(pause_s)
@@ -139,7 +143,7 @@ class WorkerPool:
             raise Broken("the result is no payload") from error
         finally:
             self._idle.append(worker)
-        raise PoolBusy
+        raise PoolBusy  # the worker was stuck, or lost too often
 
     def _count_kill(self, name: str, subject: tuple[str, bytes]) -> None:
         project, content = subject

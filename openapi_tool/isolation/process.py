@@ -28,7 +28,8 @@ _PROGRAM = Path(__file__).with_name("worker.py")
 _TASKS = "openapi_tool.worker_tasks"
 _Given = TypeVar("_Given")
 _Result = TypeVar("_Result")
-_BACK_OFF_S, _MAX_BACK_OFF_S = 0.1, 5.0
+_BACK_OFF_S = 0.1  # before the start after one failure; doubled with each further one
+_MAX_BACK_OFF_S = 5.0
 
 
 class Killed(Exception):
@@ -52,12 +53,15 @@ class _Exchange(asyncio.Protocol):
 
     def __init__(self, task: Parts, task_id: int, max_bytes: int) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._task, self._task_id, self._max_bytes = task, task_id, max_bytes
-        self._answer, self._wrong = bytearray(), False
+        self._task = task
+        self._task_id = task_id
+        self._max_bytes = max_bytes
+        self._answer = bytearray()
+        self._too_long = False
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's does not inherit from it
         for part in self._task:
             self._transport.write(part)
         self._task = ()
@@ -65,7 +69,7 @@ class _Exchange(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._answer += data
         if len(self._answer) > self._max_bytes + ANSWER.size:
-            self._wrong = True
+            self._too_long = True
             self.close()
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - reset or closed, it is over
@@ -78,15 +82,15 @@ class _Exchange(asyncio.Protocol):
             self._transport.abort()
 
     def result(self) -> bytearray:
-        """Return the packed result. Raises Killed, Lost or Broken."""
-        if self._wrong:
+        """Return the packed result. Raises Killed for an incomplete answer, Lost for one that is wrong, or Broken."""
+        if self._too_long:
             raise Lost
         if len(self._answer) < ANSWER.size:
             raise Killed
         task_id, status, length = ANSWER.unpack_from(self._answer)
         result = self._answer
         del result[: ANSWER.size]
-        if not is_cheap(result):
+        if not is_cheap(result):  # too slow to unpack
             raise Lost
         if len(result) < length <= self._max_bytes:
             raise Killed
@@ -101,7 +105,8 @@ class WorkerProcess:
     """Process that is started at the first use and again after its end; runs one task at a time."""
 
     def __init__(self, max_response_bytes: int) -> None:
-        self._memory_bytes, self._answer_bytes = memory_bytes(max_response_bytes), answer_bytes(max_response_bytes)
+        self._memory_bytes = memory_bytes(max_response_bytes)
+        self._answer_bytes = answer_bytes(max_response_bytes)
         self._max_response_bytes = max_response_bytes
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -128,11 +133,10 @@ class WorkerProcess:
         """
         # An id that cannot be guessed, so that an answer prepared for another task is refused.
         task_id = secrets.randbits(64)
-        head = (
-            TASK.pack(task_id, cpu_s(self._max_response_bytes, name), len(name.encode()), sum(map(len, argument)))
-            + name.encode()
-        )
-        exchange = _Exchange((head, *argument), task_id, self._answer_bytes)
+        function = name.encode()
+        cpu_limit_s = cpu_s(self._max_response_bytes, name)
+        head = TASK.pack(task_id, cpu_limit_s, len(function), sum(map(len, argument)))
+        exchange = _Exchange((head + function, *argument), task_id, self._answer_bytes)
         try:
             async with asyncio.timeout(wall_s):
                 await asyncio.shield(self.start())
@@ -196,7 +200,7 @@ class WorkerProcess:
             if self._failures:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._closed.wait(), _back_off_s(self._failures))
-                    return
+                    return  # closed meanwhile
             try:
                 self._process, control = await _in_thread(_spawn, self._memory_bytes)
             except Exception as error:  # noqa: BLE001 - if this task ended, no worker would start any more
@@ -216,7 +220,7 @@ class WorkerProcess:
         if self._control is None:
             return
         try:
-            message = self._control.recv(2)
+            message = self._control.recv(2)  # longer than `ENDED`, so that more than that is found to be wrong
         except BlockingIOError:
             return
         except OSError:

@@ -15,11 +15,12 @@ from openapi_tool.tools.definition_check import CheckedDefinition, check_definit
 from openapi_tool.tools.inline_bounds import MAX_DEFINITION_BYTES, fits_inline, schema_size
 from openapi_tool.tools.wording import short
 
-CHECK_ARGUMENTS, CHECK_DEFINITION = "check_arguments", "check_definition"
-"""Names of the tasks (`worker_tasks.py`)."""
+# Names of tasks (`worker_tasks.py`).
+CHECK_ARGUMENTS = "check_arguments"
+CHECK_DEFINITION = "check_definition"
 
 _MAX_SEARCHES = 4
-"""Each holds a whole text, up to `egress.max_response_bytes`, and a window of it in the driver."""
+"""Searches at once: each holds a whole text, up to `egress.max_response_bytes`, and a window of it in the driver."""
 
 
 class Isolation:

@@ -10,7 +10,11 @@ from openapi_tool.jina.cookie_banners import COOKIE_WORDS, is_cookie_banner
 MAX_CHARS = 1_000
 """Maximum length of the text of a barrier."""
 # Lower maxima for single kinds of barriers: a longer text with such words has content of its own.
-_MAX_LOGIN_CHARS, _MAX_NOTICE_CHARS, _MAX_FORM_CHARS, _MAX_BANNER_CHARS, _MAX_LOADING_CHARS = 600, 400, 300, 130, 60
+_MAX_LOGIN_CHARS = 600
+_MAX_NOTICE_CHARS = 400
+_MAX_FORM_CHARS = 300
+_MAX_BANNER_CHARS = 130
+_MAX_LOADING_CHARS = 60
 
 _CAPTCHA = """
 verify you are human|verify you are a human|verify that you are human|verifying you are human|confirm you are human
@@ -98,8 +102,9 @@ _CONSENT_REQUEST = re.compile(
     re.VERBOSE,
 )
 """Whole title or line of Google's request for consent to cookies."""
+_MAX_CONSENT_LINES = 6  # lines from the top, of which that request is one
 _HEADING = re.compile(r"#|[^\n]*\n(?:=+|-+)\s*$", re.MULTILINE)
-_MAX_CONSENT_LINES = 6  # from the top, among which this line is
+"""Start of a Markdown heading: marked with #, or underlined."""
 _APOSTROPHE = "\N{RIGHT SINGLE QUOTATION MARK}"
 
 
@@ -133,7 +138,9 @@ BARRIERS = (
     ("login", _MAX_FORM_CHARS, _phrases(_LOGIN_FORM)),
     ("javascript", _MAX_NOTICE_CHARS, _phrases(_JAVASCRIPT)),
 )
-_TITLES, _LOGINS, _HOMES = map(_split_titles, (_CAPTCHA_TITLES, _LOGIN_TITLES, _HOME_TITLES))
+_TITLES = _split_titles(_CAPTCHA_TITLES)
+_LOGINS = _split_titles(_LOGIN_TITLES)
+_HOMES = _split_titles(_HOME_TITLES)
 _TITLE_SEPARATORS = (" | ", " - ", " \N{EN DASH} ", " \N{EM DASH} ", " · ")
 _LOADING_WORDS = _phrases(_LOADING)
 
@@ -142,7 +149,7 @@ _LOADING_WORDS = _phrases(_LOADING)
 class _Wall:
     """A login of one service: its text has at most `max_chars` without the addresses of links and images.
 
-    `titles` and `phrases` are those of which it has one, if there are any.
+    It has one of `titles` and contains one of `phrases`; an empty collection demands nothing.
     """
 
     max_chars: int
@@ -170,8 +177,9 @@ _WALLS = (
     ),
 )
 _WALL_STEMS = (_XIAOHONGSHU, "on linkedin?", "first to know", "en enterarse", "premiers à savoir")
-_IMAGE, _LINK = (re.compile(mark + r"\[([^\[\]\n]*+)\]\([^()\n]*+\)") for mark in ("!", ""))
-"""In linear time: neither text nor address may contain its own opening bracket."""
+# In linear time: neither text nor address may contain its own opening bracket.
+_LINK = re.compile(r"\[([^\[\]\n]*+)\]\([^()\n]*+\)")
+_IMAGE = re.compile("!" + _LINK.pattern)
 
 
 def barrier_type(title: str, text: str) -> str | None:
@@ -222,8 +230,9 @@ def _wall_type(of_title: str | None, title: str, text: str) -> str | None:
 
 def _short_type(of_title: str | None, title: str, text: str) -> str | None:
     kind = None
-    if any(map(text.__contains__, STEMS)):
-        kind = next((kind for kind, chars, phrases in BARRIERS if len(text) <= chars and _has_one(text, phrases)), None)
+    if _has_one(text, STEMS):
+        found = (name for name, max_chars, phrases in BARRIERS if len(text) <= max_chars and _has_one(text, phrases))
+        kind = next(found, None)
     if kind in (None, "javascript") and len(text) <= _MAX_NOTICE_CHARS and of_title == "captcha":
         return "captcha"  # such a page mostly asks for JavaScript, too
     if kind is None and _is_loading(title, text):
@@ -237,7 +246,8 @@ def _folded(text: str) -> str:
 
 def _lines(text: str) -> list[str]:
     """Return the lines with words, without the marks of a heading."""
-    return [line for line in (line.strip("#*= \t") for line in text.splitlines()) if line.strip("-")]
+    lines = [line.strip("#*= \t") for line in text.splitlines()]
+    return [line for line in lines if line.strip("-")]
 
 
 def _has_one(text: str, phrases: tuple[str, ...]) -> bool:
@@ -265,8 +275,8 @@ def _is_loading(title: str, text: str) -> bool:
     own = _own_titles(title)
     if lines and title.startswith(lines[0]):
         own.add(lines[0])
-    below = [line for line in lines if line not in own]
+    without_title = [line for line in lines if line not in own]
     return any(
-        len(one) <= _MAX_LOADING_CHARS and one.lstrip("![ ").startswith(_LOADING_WORDS)
-        for one in map("\n".join, (lines, below))
+        len(shown) <= _MAX_LOADING_CHARS and shown.lstrip("![ ").startswith(_LOADING_WORDS)
+        for shown in ("\n".join(lines), "\n".join(without_title))
     )

@@ -76,22 +76,19 @@ def batch_output(items: Sequence[str], outcomes: Mapping[str, ToolOutput | ToolE
     for item, outcome in outcomes.items():
         label = f"{_positions(items, item)} of {len(items)}"
         caption = f"## {label}: {one_line(item)[:_SHOWN_CHARS]}"
-        parts = (
-            outcome.items
-            if isinstance(outcome, ToolOutput)
-            else (Item(caption=f"Failed ({outcome.code}): {outcome.message}"),)
-        )
+        if isinstance(outcome, ToolOutput):
+            parts = outcome.items
+        else:
+            parts = (Item(caption=f"Failed ({outcome.code}): {outcome.message}"),)
         first, *others = (part._replace(label=label) for part in parts)
         shown += [first._replace(caption=f"{caption}\n{first.caption}".rstrip()), *others]
-    results = [{"item": item, **_state(outcomes[item])} for item in items]
+    state: dict[str, object] = {"succeeded": succeeded, "failed": len(items) - succeeded}
+    if without_page:
+        state["without_page"] = without_page
+    state["results"] = [{"item": item, **_state(outcomes[item])} for item in items]
     return ToolOutput(
         tuple(shown),
-        {
-            "succeeded": succeeded,
-            "failed": len(items) - succeeded,
-            **({"without_page": without_page} if without_page else {}),
-            "results": results,
-        },
+        state,
         sum(map(cost, outcomes.values()), Usage()),
         cached=not errors and all(output.cached for output in outputs.values()),
         may_store=all(output.may_store for output in outputs.values()),
@@ -107,11 +104,12 @@ def _is_not_the_page(output: ToolOutput) -> bool:
 def _head(succeeded: int, without_page: int, count: int) -> str:
     """Return what a reader of a batch must know first: how many items are what was asked for."""
     if without_page:
-        failed = f" Failed: {count - succeeded}, see the error below." if succeeded < count else ""
-        own = (
+        text = (
             f"{succeeded - without_page} of {count} succeeded. Without the page: {without_page}, see the warning below."
         )
-        return own + failed
+        if succeeded < count:
+            text += f" Failed: {count - succeeded}, see the error below."
+        return text
     return f"{succeeded} of {count} succeeded; the errors of the others are below." if succeeded < count else ""
 
 
@@ -132,11 +130,9 @@ def _all_failed(items: Sequence[str], errors: Mapping[str, ToolError]) -> ToolEr
     reasons: dict[str, list[str]] = {}
     for item, error in errors.items():
         reasons.setdefault(error.message, []).append(f"{_positions(items, item)} ({one_line(item)[:_SHOWN_CHARS]})")
-    message = (
-        first.message
-        if len(reasons) == 1
-        else "Every item failed. " + " ".join(f"{', '.join(named)}: {reason}" for reason, named in reasons.items())
-    )
+    message = first.message
+    if len(reasons) > 1:
+        message = "Every item failed. " + " ".join(f"{', '.join(named)}: {text}" for text, named in reasons.items())
     failure = type(first)(
         message,
         detail={"results": [{"item": item[:_DETAIL_CHARS], **error.as_error()} for item, error in errors.items()]},

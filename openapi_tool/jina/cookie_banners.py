@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 MAX_CHARS = 1_500
 """Maximum length of a banner without the addresses of its links; longer ones are policies."""
-_MAX_OTHER_CHARS, _MAX_OTHER_SHARE = 200, 0.25  # of lines that neither ask for consent nor are buttons
+# Lines that neither ask for consent nor are buttons: their length, and their share of the whole text.
+_MAX_OTHER_CHARS = 200
+_MAX_OTHER_SHARE = 0.25
 _MAX_BUTTONS_CHARS = 100  # of a line of buttons
 
 

@@ -33,12 +33,18 @@ def cheaper_search(parameters: Mapping[str, Any], tokens: int, items: int, offer
             ways.append(f"a count of at most {_DEFAULT_COUNT}")
         elif has_pages:
             ways.append("a lower count")
-    return ways + cheaper_page(parameters, tokens, 1, offers) if has_pages else ways
+    if has_pages:
+        ways += cheaper_page(parameters, tokens, 1, offers)
+    return ways
 
 
 def quicker_search(parameters: Mapping[str, Any], names: Mapping[str, str], offers: Offers) -> list[str]:
     """Return what would make a search answer in time (`Endpoint.quicker`): only the pages of its results take long."""
     if parameters.get("respondWith") == "no-content":
         return []
-    ways = ["fewer results"] if offers("count") and parameters.get("num", _DEFAULT_COUNT) > 1 else []
-    return [*ways, "no page content"] if "respondWith" in names else ways
+    ways = []
+    if offers("count") and parameters.get("num", _DEFAULT_COUNT) > 1:
+        ways.append("fewer results")
+    if "respondWith" in names:
+        ways.append("no page content")
+    return ways

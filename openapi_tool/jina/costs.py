@@ -16,8 +16,8 @@ _NEWEST_WEIGHT = 0.1  # of the newest response in the moving average
 class UnreadCosts:
     """Estimates what a request cost that was sent, and has no response that says it.
 
-    That is the larger of its estimate before it was sent, and of the bytes of its response by the ratio of earlier
-    responses: the upstream charges most for those that are too large or too slow.
+    That is the larger of two numbers: the estimate from before it was sent, and the bytes of its response times the
+    tokens per byte of earlier responses. For the upstream charges most for responses that are too large or too slow.
     """
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ from openapi_tool.protocol.cards import ToolCall
 from openapi_tool.protocol.command import AFTER_EXECUTION
 from openapi_tool.protocol.errors import BadRequest, TargetRefused, ToolError, ToolMisconfigured
 from openapi_tool.protocol.identity import CallIdentity
-from openapi_tool.protocol.jsontext import JsonObject, JsonValue, object_at
+from openapi_tool.protocol.jsontext import JsonObject, JsonValue, as_object, object_at
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.tools.argument_names import fold
 from openapi_tool.tools.arguments import (
@@ -104,10 +104,15 @@ class StoredCheck:
 
     def _key_variable(self, definition: ToolDefinition, envs: Mapping[str, str]) -> str:
         """Return the variable of the key; `auth_env` need not be set."""
+
+        def secret(variable: str) -> SecretStr:
+            return _SECRET if variable == definition.auth_env else self.secret(variable)
+
         try:
-            return api_key(envs, definition, lambda it: _SECRET if it == definition.auth_env else self.secret(it))[1]
+            _, variable, _ = api_key(envs, definition, secret)
         except ToolMisconfigured:
             return envs[API_KEY]  # set, but unusable: `_problems` reports it
+        return variable
 
     def _problems(self, definition: ToolDefinition, variables: set[str]) -> Iterator[str]:
         yield from _problems_of_step(lambda: self.operator.merged_envs(definition))
@@ -258,7 +263,7 @@ class _SampleCalls:
             yield from self._doubts(name, path, value)
         for name, rule in self.shown.items():
             if not is_identity(name):
-                yield from self._argument_problems(name, rule if isinstance(rule, dict) else {}, (*PROPERTIES, name))
+                yield from self._argument_problems(name, as_object(rule), (*PROPERTIES, name))
         yield from self._shown_and_fixed()
         if object_at(self.document, "parameters"):
             yield from self._open_schema()
@@ -331,7 +336,9 @@ class _SampleCalls:
         if parameter and not parameter.model and problem.path[:2] == PROPERTIES:
             return replace(problem, message=f"{problem.message}; an operator may set it in options.jina.params")
         if reason := REFUSED.get(fold(name)):
-            return problem if reason in problem.message else replace(problem, message=f"{problem.message}: {reason}")
+            if reason in problem.message:
+                return problem
+            return replace(problem, message=f"{problem.message}: {reason}")
         if parameter:
             return problem
         entries = self.endpoint.parameters
@@ -397,8 +404,9 @@ class _SampleCalls:
             given[CURSOR] = "a"
         call = _sample_call(replace(self.definition, defaults={}, fixed={}), given | {name: value})
         if problems := request_problems(self.definition, call):
-            fit = unfit or value_fits(dict(object_at(self.shown, name)), value)
-            return [replace(problem, path=(name,)) for problem in problems if fit]
+            if not unfit and not value_fits(dict(object_at(self.shown, name)), value):
+                return []
+            return [replace(problem, path=(name,)) for problem in problems]
         if requested_cursor(self.definition, call) is not None:
             return []
         if items:
@@ -473,11 +481,24 @@ _SIZES = ("minLength", "minItems")
 _ABOVE_LIMITS = 2_001  # characters of a text, items of a list: more than the executor accepts
 
 
+def _set_samples(rule: JsonObject) -> Iterator[tuple[Path, list[JsonValue]]]:
+    for keyword in ("default", "const"):
+        if keyword in rule:
+            yield (keyword,), [rule[keyword]]
+
+
+def _choices(rule: JsonObject) -> Iterator[tuple[Path, list[JsonValue]]]:
+    choices = rule.get("enum")
+    if isinstance(choices, list):
+        for place, value in enumerate(choices):
+            yield ("enum", place), [value]
+
+
 def _samples(rule: JsonObject, *, of_list: bool = False) -> Iterator[tuple[Path, list[JsonValue]]]:
     """Yield values that a schema allows, by keyword; `of_list` if it is of a batch's items."""
-    kind, items, choices = str(rule.get("type")), rule.get("items"), rule.get("enum")
-    yield ("type",), ["a"] if of_list and kind == "string" else _SAMPLES.get(kind, [])
-    yield from (((word,), [rule[word]]) for word in ("default", "const") if word in rule)
+    kind = str(rule.get("type"))
+    yield ("type",), (["a"] if of_list and kind == "string" else _SAMPLES.get(kind, []))
+    yield from _set_samples(rule)
     for word, inwards in (("minimum", math.ceil), ("maximum", math.floor)):
         limit = rule.get(word)
         if kind == "integer" and isinstance(limit, float) and math.isfinite(limit):
@@ -486,12 +507,14 @@ def _samples(rule: JsonObject, *, of_list: bool = False) -> Iterator[tuple[Path,
             yield (word,), [limit]
     if of_list and isinstance(most := rule.get("maxItems"), int):
         yield ("maxItems",), [["a"] * min(max(most, 0), _ABOVE_LIMITS)]
-    yield from ((("enum", place), [value]) for place, value in enumerate(choices if isinstance(choices, list) else ()))
+    yield from _choices(rule)
     lists: list[list[JsonValue]] = [["a"]]
+    items = rule.get("items")
     if isinstance(items, dict) and (kind == "array" or (of_list and kind not in _SAMPLES)):
         for where, values in _samples(items):
-            lists += (of_items := [[value] for value in values])
-            yield ("items", *where), [*of_items]
+            lists_of_one = [[value] for value in values]
+            lists += lists_of_one
+            yield ("items", *where), [*lists_of_one]
     for keyword in ("exclusiveMinimum", "exclusiveMaximum", *_SIZES):
         limit = rule.get(keyword)
         # 0 is the size that any text or list has without the keyword.

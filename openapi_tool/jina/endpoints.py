@@ -32,7 +32,8 @@ Parameters = Mapping[str, Any]
 class Timeouts:
     """Use of the parameter `timeout` by an operation.
 
-    `stages` returns the number of a request's stages, `timing` the extra parameters for a stage of the given seconds.
+    `stages` returns the number of a request's stages, `timing` the extra parameters for a stage of the given seconds,
+    `needs_timeout` whether a request may take long enough to need one.
     """
 
     default_stage_s: int
@@ -56,8 +57,9 @@ class Timeouts:
         """
         if not self.needs_timeout(parameters):
             return parameters
-        stage_s = max(1, min(_eighths((left_s - RESERVE_S) / self.stages(parameters)), MAX_STAGE_S))
-        stage_s = min(stage_s, parameters.get("timeout") or (MAX_STAGE_S if has_own_limit else self.default_stage_s))
+        possible_s = max(1, min(_eighths((left_s - RESERVE_S) / self.stages(parameters)), MAX_STAGE_S))
+        usual_s = MAX_STAGE_S if has_own_limit else self.default_stage_s
+        stage_s = min(possible_s, parameters.get("timeout") or usual_s)
         return {**self.timing(parameters, stage_s), **parameters, "timeout": stage_s}
 
 
@@ -72,11 +74,11 @@ def _stages_of_reader(parameters: Parameters) -> int:
 
 
 def _timing_of_reader(parameters: Parameters, stage_s: float) -> Parameters:
-    """With a `timeout` of 20 s or more a reader would wait for an idle network."""
+    """Return what keeps a reader from waiting for an idle network, as it does with a `timeout` of 20 s or more."""
     if stage_s < _NETWORK_IDLE_FROM_S or "timeout" in parameters or parameters.get("withIframe"):
         return {}
-    shot = "shot" in str(parameters.get("respondWith"))
-    return {"respondTiming": "media-idle" if shot else "resource-idle"}
+    is_screenshot = "shot" in str(parameters.get("respondWith"))
+    return {"respondTiming": "media-idle" if is_screenshot else "resource-idle"}
 
 
 def _has_pages(parameters: Parameters) -> bool:
@@ -143,9 +145,14 @@ class Endpoint:
 
 def _min_search_tokens(parameters: Parameters) -> int:
     """Return the minimum charge for each ten results asked for: times 5 for images and news, times 3 for Bing."""
-    scale = 5 if parameters.get("type") in ("images", "news") else 3 if parameters.get("provider") == "bing" else 1
+    scale = 1
+    if parameters.get("type") in ("images", "news"):
+        scale = 5
+    elif parameters.get("provider") == "bing":
+        scale = 3
     number = parameters.get("num")
-    return SEARCH.min_tokens * scale * math.ceil((number if isinstance(number, int) else 1) / 10)
+    results = number if isinstance(number, int) else 1
+    return SEARCH.min_tokens * scale * math.ceil(results / 10)
 
 
 def _min_page_tokens(parameters: Parameters) -> int:

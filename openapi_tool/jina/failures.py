@@ -21,8 +21,9 @@ from openapi_tool.tools.wording import one_line
 
 NO_SECRETS = Redactor(where="error")
 
-ONCE, SOME = 1, 3
-"""Maximum retries of a request: `ONCE` after an accidental failure, `SOME` if the service is busy."""
+# Maximum retries of a request.
+ONCE = 1  # after an accidental failure
+SOME = 3  # if the service is busy
 
 _MAX_READ_CHARS = 4_000
 """Limit of an upstream message in characters; it bounds the time of the patterns below."""
@@ -218,10 +219,10 @@ def upstream_failure(
     names = names or {}
     rule = _rule(http_status, envelope, failures)
     wait_s = _retry_after(envelope, retry_after)
-    if http_status == HTTPStatus.UNPROCESSABLE_ENTITY and (
-        advice := _selector_advice(envelope, {name: names[name] for name in _SELECTORS if name in names})
-    ):
-        rule = replace(rule, message=advice, reason=False)
+    if http_status == HTTPStatus.UNPROCESSABLE_ENTITY:
+        selectors = {name: names[name] for name in _SELECTORS if name in names}
+        if advice := _selector_advice(envelope, selectors):
+            rule = replace(rule, message=advice, reason=False)
     if rule.error is errors.TargetRefused and (blocked_s := _blocked_s(envelope)) is not None:
         rule = _blocked(blocked_s)
         wait_s = blocked_s
@@ -230,11 +231,13 @@ def upstream_failure(
     argument, remedy = rule.remedy
     if argument and offers(argument):
         rule = replace(rule, message=f"{rule.message} {remedy}")
-    reason = (
-        _reason(envelope, redactor, names) if rule.reason and http_status < HTTPStatus.INTERNAL_SERVER_ERROR else ""
-    )
+    message = rule.message
+    if rule.reason and http_status < HTTPStatus.INTERNAL_SERVER_ERROR:
+        reason = _reason(envelope, redactor, names)
+        if reason:
+            message += f" The service says: {quoted(reason)}"
     error = rule.error(
-        f"{rule.message} The service says: {quoted(reason)}" if reason else rule.message,
+        message,
         detail=None if wait_s is None else {"retry_after_s": max(1, math.ceil(wait_s))},
         retryable=rule.retryable or rule.max_retries > 0,
         max_retries=rule.max_retries,
@@ -252,10 +255,11 @@ def status_inside(body: Mapping[str, Any]) -> int:
 
     Either may be a text of digits. A `code` that is no HTTP status counts as 502; a `status` begins with one.
     """
-    code, status = body.get("code"), whole_number(body.get("status"))
-    code = int(code) if isinstance(code, bool) else whole_number(code)
+    given = body.get("code")
+    code = int(given) if isinstance(given, bool) else whole_number(given)
     if code is not None and code != HTTPStatus.OK:
         return code if code in _HTTP_STATUSES else HTTPStatus.BAD_GATEWAY
+    status = whole_number(body.get("status"))
     if status is None:
         return HTTPStatus.OK
     status = status // 100 if status >= _MIN_STATUS else status
@@ -284,7 +288,8 @@ def _selector_advice(envelope: Mapping[str, Any], names: Mapping[str, str]) -> s
     if not names:
         return ""
     text = _text(envelope)[:_MAX_READ_CHARS]
-    target, wait = names.get("targetSelector"), names.get("waitForSelector")
+    target = names.get("targetSelector")
+    wait = names.get("waitForSelector")
     if target and _NO_MATCH in text:
         return f"{target}: matches nothing on the page; use another selector, or read the page without one."
     if _BAD_SELECTOR.search(text):

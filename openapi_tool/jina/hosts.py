@@ -24,11 +24,12 @@ _IGNORED = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164"
     "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
-_END = r"""/?#\\\s:,;!<>()"'\uff0c\u3001\uff1b"""  # none of these is in a host, also in running text
+_END = r"""/?#\\\s:,;!<>()"'\uff0c\u3001\uff1b"""  # each of these ends a host, also that of an address among words
 _HOST = re.compile(
     rf"\s*(?:https?:[/\\]*|[/\\]{{2}})?(?:[^/?#\\\s]*@)?(\[[^\]\s]*\]|[^{_END}]*)",
     re.IGNORECASE,
 )
+"""Start of an address, with or without scheme and login; the group is its host, and may be empty."""
 
 _DELIMITER = re.compile(r"[/?#\\@:]")
 _END_OF_HOST = re.compile(r"[/?#\\]")
@@ -82,13 +83,15 @@ def ipv4_of(host: str) -> IPv4Address | None:
     if len(host) <= _MAX_NAME_CHARS and len(parts) <= _V4_PARTS and all(map(_NUMBER.fullmatch, parts)):
         *front, last = map(_number, parts)
         if max(front, default=0) <= _MAX_BYTE and last < 256 ** (_V4_PARTS - len(front)):
-            return IPv4Address(last + sum(byte << 8 * (_V4_PARTS - 1 - place) for place, byte in enumerate(front)))
+            first_bytes = sum(byte << 8 * (_V4_PARTS - 1 - place) for place, byte in enumerate(front))
+            return IPv4Address(first_bytes + last)
     return None
 
 
 def _number(part: str) -> int:
-    base = 16 if part.startswith("0x") else 8 if part.startswith("0") else 10
-    return int(part.removeprefix("0x") or "0", base)
+    if part.startswith("0x"):
+        return int(part.removeprefix("0x") or "0", 16)
+    return int(part, 8 if part.startswith("0") else 10)
 
 
 def compared_address(host: str) -> str:
@@ -107,7 +110,8 @@ def _folded_part(host: str) -> str:
     folded = folded_host(unquote(host))
     if not folded.startswith("[") and _DELIMITER.search(folded):
         # A program that maps first reads another host: `a.c℀.b.example` becomes `a.ca/c.b.example`.
-        folded = _END_OF_HOST.split(folded, maxsplit=1)[0].rpartition("@")[2].partition(":")[0]
+        authority = _END_OF_HOST.split(folded, maxsplit=1)[0]
+        folded = authority.rpartition("@")[2].partition(":")[0]  # without login and port
     return "" if _FORBIDDEN.search(folded) else compared_address(folded)
 
 
@@ -115,9 +119,10 @@ def is_lookalike(host: str) -> bool:
     """Return whether a host of `host_of` has a label of several alphabets, or one that only looks Latin."""
     if host.isascii():
         return False
-    *_, last = labels = host.split(".")
+    labels = host.split(".")
+    ends_in_ascii = labels[-1].isascii()
     return any(
-        len(_alphabets(label)) > 1 or (last.isascii() and _LOOKS_LATIN.fullmatch(label) is not None) for label in labels
+        len(_alphabets(label)) > 1 or (ends_in_ascii and _LOOKS_LATIN.fullmatch(label) is not None) for label in labels
     )
 
 
@@ -137,7 +142,8 @@ def suffixes(sites: Iterable[str]) -> tuple[str, ...]:
     """Return sites or IP addresses as `belongs_to` takes them: folded, with a leading dot, without `*.` and path."""
     # Without brackets an IPv6 address would be cut at its first colon.
     hosts = (compared_address(site) if site.count(":") > 1 else host_of(site.removeprefix("*")) for site in sites)
-    return tuple(f".{host}" for host in (host.strip(".") for host in hosts) if host)
+    names = (host.strip(".") for host in hosts)
+    return tuple(f".{name}" for name in names if name)
 
 
 def belongs_to(host: str, sites: tuple[str, ...]) -> bool:

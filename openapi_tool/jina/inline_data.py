@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 
 _MARKS = (("](blob:", ")"), ("](data:image/", ")"), ('src="data:image/', '"'), ("src='data:image/", "'"))
+"""Beginnings of inline images, each with what ends its address: in Markdown, and as the source of an image in HTML."""
+
 _MAX_DROPPED = 10_000
 _PARAMETER = r""";(?:[^\s,;"'()<>]{0,100}|[\w-]{1,40}="[^"\n]{0,60}")"""
 _BASE64_LINES = r"(?:\s{1,4}[A-Za-z0-9+/=]{40,})*(?:\s{1,4}[A-Za-z0-9+/]{1,60}={1,2})?"
@@ -27,17 +29,16 @@ def without_inline_images(texts: list[str]) -> list[str]:
     A model cannot open such an address, which may be longer than the page. An address must end on its line. Takes
     linear time; drops at most 10,000 addresses of each kind in each text.
     """
-    for text in texts:
-        if "blob:" in text or "data:" in text or "DATA:" in text:
-            break
-    else:
+    if not any("blob:" in text or "data:" in text or "DATA:" in text for text in texts):
         return texts
-    found = []
-    for text in texts:
-        for mark, closing in _MARKS:
-            text = _drop_addresses(text, mark, closing) if mark in text else text  # noqa: PLW2901 - one kind after the other
-        found.append(without_inline_data(text))
-    return found
+    return [_without_inline_images(text) for text in texts]
+
+
+def _without_inline_images(text: str) -> str:
+    for mark, closing in _MARKS:
+        if mark in text:
+            text = _drop_addresses(text, mark, closing)
+    return without_inline_data(text)
 
 
 def without_inline_data(text: str) -> str:
@@ -53,6 +54,9 @@ def _shortened(address: re.Match[str]) -> str:
 
 
 def _drop_addresses(text: str, mark: str, closing: str) -> str:
+    in_markdown = mark[0] == "]"
+    kept = len("]") if in_markdown else len('src="')  # of the mark
+    dropped_after = len(")") if in_markdown else 0
     pieces: list[str] = []
     copied_until = at = end = 0
     while len(pieces) < _MAX_DROPPED and (start := text.find(mark, at)) >= 0:
@@ -64,7 +68,6 @@ def _drop_addresses(text: str, mark: str, closing: str) -> str:
         if line_end >= 0:
             at = line_end  # no address that begins later on this line ends on it either
             continue
-        in_markdown = mark[0] == "]"  # keep `]`, else `src="`
-        pieces.append(text[copied_until : start + (1 if in_markdown else len('src="'))])
-        copied_until = at = end + in_markdown
+        pieces.append(text[copied_until : start + kept])
+        copied_until = at = end + dropped_after
     return "".join([*pieces, text[copied_until:]]) if pieces else text

@@ -86,14 +86,16 @@ def _phrase(text: str) -> str:
 def _sites(value: Any) -> str | list[str]:
     """Refuse several names in one text, which would be searched as one site, and a text that names none."""
     sites: str | list[str] = _each(_site)(value)
-    if not all(site and not _NO_SITE.search(site) for site in ([sites] if isinstance(sites, str) else sites)):
+    listed = [sites] if isinstance(sites, str) else sites
+    if not all(site and not _NO_SITE.search(site) for site in listed):
         raise ValueError('must be names of sites, such as ["example.com"]')
     return sites
 
 
 def _excluded_sites(value: Any) -> str:
     sites = _sites(value)
-    return " ".join(f"{EXCLUDED}{site}" for site in ([sites] if isinstance(sites, str) else sites))
+    listed = [sites] if isinstance(sites, str) else sites
+    return " ".join(f"{EXCLUDED}{site}" for site in listed)
 
 
 _SITE = re.compile(
@@ -106,7 +108,10 @@ _SITE = re.compile(
 def _site(text: str) -> str:
     """Return the site of `a.com`, `https://a.com:443/`, `*.a.com` or `-site:a.com`; empty if there is none."""
     site = _SITE.fullmatch(text)
-    return " ".join(f"{site['host']}{(site['rest'] or '').rstrip('/')}".split()) if site and site["host"] else ""
+    if not site or not site["host"]:
+        return ""
+    rest = (site["rest"] or "").rstrip("/")
+    return " ".join(f"{site['host']}{rest}".split())
 
 
 def _after(value: Any) -> str:
@@ -155,7 +160,9 @@ def _choice(*choices: str) -> Convert:
 
 def _flag_or(*words: str) -> Convert:
     def convert(value: Any) -> bool | str | None:
-        return value.lower() if isinstance(value, str) and value.lower() in words else _flag(value)
+        if isinstance(value, str) and value.lower() in words:
+            return value.lower()
+        return _flag(value)
 
     return convert
 

@@ -121,7 +121,8 @@ def result_warning(kind: str, numbers: Sequence[int], offers: Offers) -> str:
 
 def unreadable_results(number: int) -> str:
     """Return the remark about items of a search that hold no result."""
-    return f"[{counted(number, 'further result')} came damaged and {'is' if number == 1 else 'are'} left out.]"
+    are = "is" if number == 1 else "are"
+    return f"[{counted(number, 'further result')} came damaged and {are} left out.]"
 
 
 def is_cut(tokens: int | None, max_tokens: int) -> bool:
@@ -155,16 +156,15 @@ def cut_results(numbers: Sequence[int], max_tokens: int) -> str:
 
 def filters(parameters: Mapping[str, Any], names: Mapping[str, str]) -> list[str]:
     """Return the model's names of the operators of a search: arguments, and such as `site:` in the query itself."""
-    written = _WRITTEN_OPERATOR.search(str(parameters.get("q", "")))
-    return [
-        *(names[name] for name in _OPERATORS if name in names),
-        *([f"{written['name'].lower()}: in the query"] if written else []),
-    ]
+    found = [names[name] for name in _OPERATORS if name in names]
+    if written := _WRITTEN_OPERATOR.search(str(parameters.get("q", ""))):
+        found.append(f"{written['name'].lower()}: in the query")
+    return found
 
 
 def other_search(names: Mapping[str, str]) -> str:
     """Return what to change about a search without results; `names` maps parameters to the model's names."""
-    filters = [names[name] for name in _FILTERS if name in names]
-    drop = f", or drop {' or '.join(filters)}" if filters else ""
+    restricting = [names[name] for name in _FILTERS if name in names]
+    drop = f", or drop {' or '.join(restricting)}" if restricting else ""
     end = f" The results may end before this {names['page']}." if "page" in names else ""
     return f"Use other or fewer words{drop}.{end}"

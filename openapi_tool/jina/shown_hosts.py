@@ -67,7 +67,8 @@ class ShownResults:
     def __init__(
         self, results: Sequence[Mapping[str, Any]], parameters: Mapping[str, Any], denied: DeniedHosts
     ) -> None:
-        sites, excluded = suffixes(_texts(parameters.get("site"))), suffixes(_excluded(parameters))
+        sites = suffixes(_texts(parameters.get("site")))
+        excluded = suffixes(_excluded(parameters))
         of_sites: Sequence[Mapping[str, Any]] = results
         if sites or excluded:
             of_sites = [result for result in results if _is_of(host_of(_address(result)), sites, excluded)]
@@ -79,21 +80,27 @@ class ShownResults:
     def remarks(self) -> list[str]:
         """Return how many results were left out."""
         other, denied = self.of_other_sites, self.of_denied_hosts
-        return [
-            *([f"[{counted(other, 'result')} from other sites {_are(other)} left out.]"] if other else []),
-            *([f"[{counted(denied, 'result')} from {_denied(denied)} left out.]"] if denied else []),
-        ]
+        remarks = []
+        if other:
+            remarks.append(f"[{counted(other, 'result')} from other sites {_are(other)} left out.]")
+        if denied:
+            remarks.append(f"[{counted(denied, 'result')} from {_denied(denied)} left out.]")
+        return remarks
 
     def none_shown(self) -> str:
         """Return why no result is shown although some were found."""
         first = "The only result is" if self.found == 1 else f"All {self.found:,} results are"
-        other = ["from other sites than those asked for"] if self.of_other_sites else []
-        denied = ["from hosts that the operator denies"] if self.of_denied_hosts else []
-        return f"{first} {' or '.join([*other, *denied])}, and {_are(self.found)} left out."
+        origins = []
+        if self.of_other_sites:
+            origins.append("from other sites than those asked for")
+        if self.of_denied_hosts:
+            origins.append("from hosts that the operator denies")
+        return f"{first} {' or '.join(origins)}, and {_are(self.found)} left out."
 
 
 def _denied(number: int) -> str:
-    return f"{'a host' if number == 1 else 'hosts'} that the operator denies {_are(number)}"
+    hosts = "a host" if number == 1 else "hosts"
+    return f"{hosts} that the operator denies {_are(number)}"
 
 
 def _are(number: int) -> str:

@@ -89,6 +89,7 @@ _AMONG_WORDS = re.compile(
 """The only address in a text, behind words or `url:`."""
 _JSON_NAMES = ("url", "target_url", "link", "href")
 _SCHEME = re.compile(r"(?:https?:/*){,2}(https?):/*", re.IGNORECASE | re.ASCII)
+"""Up to three schemes, with any number of slashes; the last one counts."""
 _ENCODED_SCHEME = re.compile(r"https?%3a", re.IGNORECASE | re.ASCII)
 _OTHER_SCHEME = re.compile(r"(?!localhost:)[a-z][a-z0-9+-]*:", re.IGNORECASE)  # no dot: `host.name:80` is none
 _URL = re.compile(r"https?://([^/?#]*)(.*)", re.IGNORECASE | re.DOTALL)
@@ -226,6 +227,7 @@ def _repaired(text: str) -> str:
         text = _unwrapped(among_words[1])
     if _ANOTHER.search(text) and " " in text:
         first, *others = text.split("://")
+        # Another address has a scheme, or looks like one without: `a.example/b https://c.example`.
         is_another = len(others) > 1 or any("." in word and "/" in word for word in first.split())
         raise _several() if is_another else _words_beside()
     text = _ARXIV.sub(r"https://arxiv.org/abs/\1", _DOI.sub(r"https://doi.org/\1", text))
@@ -247,7 +249,7 @@ def _in_json(text: str) -> str:
         raise _several()
     if isinstance(value, list) and value and isinstance(value[0], dict):
         value = value[0]
-    if isinstance(value, dict):
+    if isinstance(value, dict):  # its first address, as a list
         value = [value[name] for name in _JSON_NAMES if isinstance(value.get(name), str)][:1]
     if isinstance(value, list) and value and isinstance(value[0], str):
         return value[0]
@@ -286,8 +288,8 @@ def _without_wrapper(text: str) -> str:
     opening, closing = wrapped[:1], wrapped[-1:]
     if _WRAPPERS.get(opening) != closing or closing in wrapped.strip(opening + closing):
         return ""
-    inner = max(len(wrapped.lstrip(opening)), len(wrapped.rstrip(closing)))
-    run = min(len(wrapped) - inner, len(wrapped) // 2)
+    without_run = max(len(wrapped.lstrip(opening)), len(wrapped.rstrip(closing)))  # the longer one has the shorter run
+    run = min(len(wrapped) - without_run, len(wrapped) // 2)
     return wrapped[run:-run].strip(_BLANKS).rstrip(",;") if run else ""
 
 
@@ -394,9 +396,13 @@ def _check_name(host: str, rules: UrlPolicy) -> None:
 def _is_label(label: str) -> bool:
     if not 0 < len(label) <= MAX_LABEL_CHARS or label.startswith(ENCODED_LABEL):
         return False
-    return all(
-        _ASCII_OF_LABEL.match(char) if char.isascii() else unicodedata.category(char)[0] not in "CZ" for char in label
-    )
+    return all(map(_may_be_in_label, label))
+
+
+def _may_be_in_label(char: str) -> bool:
+    if char.isascii():
+        return _ASCII_OF_LABEL.match(char) is not None
+    return unicodedata.category(char)[0] not in "CZ"  # neither a control character nor a blank
 
 
 class _FoldedPolicy(NamedTuple):

@@ -28,8 +28,11 @@ STREAM = command_stream(VERSION)[0]
 WORKER_TARGET = "worker_generic"
 
 ERRORS: tuple[type[Exception], ...] = (
-    *(asyncpg.PostgresError, asyncpg.InterfaceError, nats.errors.Error),
-    *(Unavailable, OSError),
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    nats.errors.Error,
+    Unavailable,
+    OSError,
 )
 """Exceptions if PostgreSQL or NATS is unavailable or refuses a request."""
 
@@ -66,7 +69,9 @@ class Caller:
     """The parts of a kernel that a tool executor interacts with."""
 
     def __init__(self, database: asyncpg.Connection, client: Client, version: str = VERSION) -> None:
-        self.database, self.client, self.version = database, client, version
+        self.database = database
+        self.client = client
+        self.version = version
         self._doorbells: dict[str, asyncio.Future[tuple[dict[str, Any], float]]] = {}
         self._lock = asyncio.Lock()  # asyncpg refuses concurrent statements on one connection
         self.last_sequence = 0  # stream sequence of the last published command
@@ -235,7 +240,9 @@ class Caller:
             while not doorbell.done() and not (await self.read_result(call)).inbox_row:
                 await asyncio.wait([doorbell], timeout=_POLL_S)
         await asyncio.wait([doorbell], timeout=_DOORBELL_GRACE_S)
-        return await self.read_result(call, *(doorbell.result() if doorbell.done() else ()))
+        if doorbell.done():
+            return await self.read_result(call, *doorbell.result())
+        return await self.read_result(call)
 
     async def read_result(
         self, call: PlacedCall, doorbell: Mapping[str, Any] | None = None, doorbell_at: float | None = None
@@ -275,11 +282,11 @@ class Caller:
 
 
 async def prepare_database(server_dsn: str, database: str, schema: str | None, template: str | None = None) -> None:
-    """Create a database."""
+    """Create a database, as a copy of `template` if that is given, and run the statements of `schema` in it."""
     # The default strategy, wal_log, takes twice as long.
-    copied = f' template "{template}" strategy file_copy' if template else ""
+    copy = f' template "{template}" strategy file_copy' if template else ""
     async with open_database(server_dsn, _CONNECT_S) as server:
-        await server.execute(f'create database "{database}"{copied}')
+        await server.execute(f'create database "{database}"{copy}')
     if schema is not None:
         async with open_database(server_dsn.rpartition("/")[0] + "/" + database, _CONNECT_S) as created:
             await created.execute(schema)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import orjson
 
 from openapi_tool.local.caller import Caller, prepare_database
+from openapi_tool.local.dev_state import database_of
 
 if TYPE_CHECKING:
     from openapi_tool.local.stack import EmbeddedStack
-from openapi_tool.local.dev_state import database_of
 
 PROJECT, AGENT = "proj_dev", "agent_dev"
 MARK = "openapi-tool dev"

@@ -20,8 +20,6 @@ _LOCK_FILE = "dev.lock"
 _NAME_CHARS = 32
 _NAME = re.compile(rf"[a-z0-9][a-z0-9-]{{0,{_NAME_CHARS - 1}}}")
 _STATE_SUFFIX = ".json"
-
-
 _FIRST_NAME = "dev"
 _MAX_AUTOMATIC_NAMES = 16
 
@@ -59,7 +57,7 @@ class StackAddress:
 
 
 def database_of(version: str) -> str:
-    """Return the name of a version's database: a persistent folder may contain both."""
+    """Return the name of the database of a protocol version: a persistent folder may contain one for each version."""
     return f"dev_{version}"
 
 
@@ -103,8 +101,9 @@ def claimed_state(name: str | None = None) -> Iterator[ClaimedState | None]:
     """
     if name is not None and not _NAME.fullmatch(name):
         raise DevError(f"--name: {name[:_NAME_CHARS]!r} must consist of a-z, 0-9 and -, at most {_NAME_CHARS} of them")
+    candidates = automatic_names() if name is None else [name]
     with ExitStack() as exits:
-        for candidate in automatic_names() if name is None else [name]:
+        for candidate in candidates:
             try:
                 descriptor = exits.enter_context(locked(state_path(candidate)))
             except BlockingIOError:
@@ -173,7 +172,8 @@ def running_dev() -> StackAddress:
     Raises DevError.
     """
     name = os.environ.get(DEV_VARIABLE)
-    running, reasons = _running_stacks([state_path(name)] if name and _NAME.fullmatch(name) else _state_files())
+    paths = [state_path(name)] if name and _NAME.fullmatch(name) else _state_files()
+    running, reasons = _running_stacks(paths)
     if name and name not in running:
         missing = [f"no dev stack named {name[:_NAME_CHARS]!r} is running", *reasons]
         raise DevError("; ".join([*missing, f"running are: {', '.join(running_stacks()) or 'none'}"]))
@@ -201,8 +201,9 @@ def _running_stacks(paths: Iterable[Path]) -> tuple[dict[str, StackAddress], lis
     """Return the running stacks by name, and why others are not used."""
     running, reasons = {}, []
     for path in paths:
+        name = path.name.removeprefix(_state_prefix()).removesuffix(_STATE_SUFFIX)
         try:
-            running[path.name.removeprefix(_state_prefix()).removesuffix(_STATE_SUFFIX)] = _stack_of(path)
+            running[name] = _stack_of(path)
         except FileNotFoundError:
             continue
         except DevError as why:

@@ -78,7 +78,7 @@ def door_process(upstream: str, command: str, *options: str) -> Iterator[tuple[l
     double = UpstreamDouble(folder, certificates, guard, (DEFAULT_AUTH_ENV,))
     try:
         double.start()
-        double.fallbacks(*FALLBACKS)  # for what a client of one's own asks
+        double.fallbacks(*FALLBACKS)  # for requests that are not recorded, as of a user's own client
         settings |= {**double.keys, "SSL_CERT_FILE": str(certificates.ca)}
         settings[f"{PREFIX}URL_POLICY__ALLOW"] = RECORDED_HOSTS
         module = ["-m", "openapi_tool.local.door_server", command, "--upstream-port", str(double.port)]

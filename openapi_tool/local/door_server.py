@@ -31,7 +31,8 @@ def main() -> None:
     gateway.add_argument("--host")
     gateway.add_argument("--port", type=int)
     flags = vars(parser.parse_args())
-    door, resolver = flags.pop("door"), LoopbackResolver(flags.pop("upstream_port"))
+    door = flags.pop("door")
+    resolver = LoopbackResolver(flags.pop("upstream_port"))
     if door == "gateway":
         guard_service()
     guard_crashes()
@@ -48,9 +49,10 @@ def _serve(door: str, flags: dict[str, Any], resolver: LoopbackResolver) -> None
         from openapi_tool.cli import mcp as work  # noqa: PLC0415 - each needs an extra of its own
 
         work.serve(work.McpFlags(**flags), resolver)
-    from openapi_tool.cli import gateway_serve  # noqa: PLC0415
+    else:
+        from openapi_tool.cli import gateway_serve  # noqa: PLC0415
 
-    gateway_serve.serve(gateway_serve.GatewayFlags(**flags), resolver)
+        gateway_serve.serve(gateway_serve.GatewayFlags(**flags), resolver)
 
 
 if __name__ == "__main__":

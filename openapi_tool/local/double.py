@@ -258,7 +258,9 @@ def _padded(text: str, size: int) -> str:
 
 def _with_echo(text: str, request: web.Request) -> str:
     """Return the text with the request's headers, including the key, as some gateways do in errors."""
-    headers = json.dumps(json.dumps(dict(request.headers)))[1:-1]
+    headers = json.dumps(json.dumps(dict(request.headers)))[
+        1:-1
+    ]  # escaped once more, as a gateway that quotes JSON does
     envelope = json.loads(text)
     data = envelope.get("data")
     if isinstance(data, dict):

@@ -59,14 +59,12 @@ class ExecutorProcess:
         upstream_port: int | None,
         module: str,
     ) -> None:
-        real = ["openapi_tool", "serve"]
+        program = ["openapi_tool", "serve"]
+        if upstream_port is not None:
+            program = [module, "--upstream-port", str(upstream_port)]
         self.process = ServerProcess(
             name,
-            [
-                sys.executable,
-                "-m",
-                *(real if upstream_port is None else [module, "--upstream-port", str(upstream_port)]),
-            ],
+            [sys.executable, "-m", *program],
             guard,
             folder / f"{name}.log",
             environment={"PATH": os.environ.get("PATH", ""), **environment},
@@ -98,8 +96,8 @@ def main() -> None:
     parser.add_argument("--upstream-port", type=int, required=True, help="the double's HTTPS port on loopback")
     arguments = parser.parse_args()
     guard_crashes()
-    # load_settings is passed, not called: SIGHUP calls it again.
     try:
+        # load_settings is passed, not called: SIGHUP calls it again.
         run(load_settings, os.environ, LoopbackResolver(arguments.upstream_port))
     except SettingsError as error:
         sys.exit(str(error))

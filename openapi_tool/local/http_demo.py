@@ -56,7 +56,8 @@ def _calls(port: int, upstream: str) -> DoorDemo:
 def _call(connection: HTTPConnection, name: str, arguments: dict[str, Any]) -> ShownCall:
     answer = _answer(connection, "POST", f"/v1/tools/{name}", orjson.dumps(arguments))
     failed = "code" in answer
-    return ShownCall(name, arguments, failed, str(answer["detail" if failed else "content"]))
+    text = answer["detail"] if failed else answer["content"]
+    return ShownCall(name, arguments, failed, str(text))
 
 
 def _answer(connection: HTTPConnection, method: str, path: str, body: bytes | None = None) -> dict[str, Any]:

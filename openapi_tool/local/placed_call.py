@@ -50,7 +50,8 @@ class PlacedCall:
 def new_call(project_id: str, channel_id: str, agent_id: str, subject: str, body: Mapping[str, Any]) -> PlacedCall:
     """Return a call of a new turn; `body` has `tool_name` and `after_execution`."""
     turn_id, step_id, tool_call_id = (f"{kind}_{uuid.uuid4().hex}" for kind in ("turn", "step", "tc"))
-    trace_id, card_id = secrets.token_hex(16), uuid.uuid4().hex
+    card_id = uuid.uuid4().hex
+    trace_id = secrets.token_hex(16)
     headers = {"CG-Recursion-Depth": "0", "traceparent": f"00-{trace_id}-{secrets.token_hex(8)}-01"}
     ids: dict[str, Any] = {
         "project_id": project_id,
@@ -60,16 +61,21 @@ def new_call(project_id: str, channel_id: str, agent_id: str, subject: str, body
         "step_id": step_id,
         "tool_call_id": tool_call_id,
     }
-    ids_in_body = subject.split(".")[1] == ProtocolVersion.V1R3
+    full_body = {"tool_call_card_id": card_id, **body}
+    ids_are_in_body = subject.split(".")[1] == ProtocolVersion.V1R3
+    if ids_are_in_body:
+        full_body = {"tool_call_card_id": card_id, **_identity_fields(ids), **body}
+    else:
+        headers |= _context_headers(ids)
     return PlacedCall(
         **ids,
         turn_epoch=1,
         card_id=card_id,
         trace_id=trace_id,
-        doorbell_key=trace_id if ids_in_body else turn_id,
+        doorbell_key=trace_id if ids_are_in_body else turn_id,
         subject=subject,
-        headers=headers if ids_in_body else headers | _context_headers(ids),
-        body={"tool_call_card_id": card_id, **(_identity_fields(ids) if ids_in_body else {}), **body},
+        headers=headers,
+        body=full_body,
     )
 
 

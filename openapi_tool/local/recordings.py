@@ -166,7 +166,9 @@ def on_site(body: str, site: str) -> str:
     """Return the body of a search with its results on another site: few searches of a site are recorded."""
     response = json.loads(body)
     results = response.get("data")
-    for result in results if isinstance(results, list) else ():
+    if not isinstance(results, list):
+        return json.dumps(response)
+    for result in results:
         if isinstance(result, dict) and isinstance(result.get("url"), str):
             result["url"] = urlsplit(result["url"])._replace(netloc=site).geturl()
     return json.dumps(response)
@@ -216,7 +218,8 @@ def _parse(name: str, text: str) -> Recording:
         content = parse_request(host, method, target, headers, body.strip().encode())
     except UnknownRequest:
         content = None
-    return Recording(name, int(status_line.split(" ")[1]), response_headers, answer.strip().encode(), content)
+    _, status, *_ = status_line.split(" ")
+    return Recording(name, int(status), response_headers, answer.strip().encode(), content)
 
 
 def _message(text: str) -> tuple[str, dict[str, str], str]:

@@ -125,10 +125,10 @@ def _subject(version: str, tool: Mapping[str, Any], values: Mapping[str, str]) -
     for name, value in values.items():
         subject = subject.replace(f"{{{name}}}", value)
     try:
-        parsed = parse_command_subject(subject).version
+        version_of_subject = parse_command_subject(subject).version
     except Unanswerable:
-        parsed = None
-    if parsed != version or not _SUBJECT.fullmatch(subject):
+        version_of_subject = None
+    if version_of_subject != version or not _SUBJECT.fullmatch(subject):
         raise DevError(f"{tool['tool_name']!r} cannot be called: {subject!r} is no subject of a {version} tool command")
     return subject
 

@@ -242,8 +242,12 @@ _SETTINGS = {
     "log_min_messages": "warning",
 }
 _INITDB_OPTIONS = (
-    *("-A", "scram-sha-256", "--no-sync", "--no-instructions", "-E", "UTF8", "--locale=C"),
-    *("-c", "scram_iterations=1"),  # more cost 10 ms per login, and nobody can guess a random password anyway
+    "--auth=scram-sha-256",
+    "--no-sync",
+    "--no-instructions",
+    "--encoding=UTF8",
+    "--locale=C",
+    "--set=scram_iterations=1",  # more cost 10 ms per login, and nobody can guess a random password anyway
 )
 _NOBODY = 65534  # conventional id of the user nobody
 _POSTGRES_PORTS_TO_TRY = 3
@@ -276,14 +280,12 @@ class PostgresServer(EmbeddedServer):
             raise ServerFailed(f"the user that PostgreSQL runs as cannot reach {parent}; choose another folder")
         if not self._data.exists():
             self._make_cluster()
-        attempts = 1 if self.port else _POSTGRES_PORTS_TO_TRY  # another process may take a free port first
-        for left in reversed(range(attempts)):
-            try:
-                self._start_on(self.port or free_port())
-                break
-            except ServerFailed:
-                if not left:
-                    raise
+        if not self.port:
+            for _ in range(_POSTGRES_PORTS_TO_TRY - 1):
+                with contextlib.suppress(ServerFailed):  # another process may have taken the port first
+                    self._start_on(free_port())
+                    return
+        self._start_on(self.port or free_port())
 
     def _start_on(self, port: int) -> None:
         options = [("-c", f"{name}={value}") for name, value in {**self._settings, "port": port}.items()]
@@ -305,7 +307,8 @@ class PostgresServer(EmbeddedServer):
 
     def _make_cluster(self) -> None:
         # Renamed last, so that an interrupted initdb leaves no incomplete cluster under the final name.
-        data, password = self._data.with_suffix(".part"), self._folder / "password"
+        data = self._data.with_suffix(".part")
+        password = self._folder / "password"
         shutil.rmtree(data, ignore_errors=True)
         data.mkdir(mode=0o700)
         _write_private(password, self._password)

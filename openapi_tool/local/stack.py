@@ -61,10 +61,8 @@ class UpstreamDouble(EmbeddedServer):
     def start(self) -> None:
         """Start it; a restart keeps its ports. Raises ServerFailed."""
         self._log.unlink(missing_ok=True)
-        command: list[str | Path] = [
-            *(sys.executable, "-m", "openapi_tool.local.double"),
-            *(self._certificates.server, str(self.port), str(self.admin_port)),
-        ]
+        program = [sys.executable, "-m", "openapi_tool.local.double"]
+        command: list[str | Path] = [*program, self._certificates.server, str(self.port), str(self.admin_port)]
         environment = {"PATH": os.environ.get("PATH", ""), KEYS_VARIABLE: json.dumps(self.keys)}
         self.process = ServerProcess("the Jina double", command, self._guard, self._log, environment=environment)
         self.process.start(self._is_ready)

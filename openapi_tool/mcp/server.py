@@ -134,7 +134,8 @@ async def _reported(context: Context) -> AsyncIterator[Callable[[RunningCall], N
 
 async def _report(session: ServerSession, running: RunningCall) -> None:
     """Report every second. Progress must grow each time, so the time that an item takes counts as a part of it."""
-    waited, done = 0, 0
+    done = 0
+    waited = 0  # reports since the last item was done
     with suppress(Exception):  # the client is gone: the call itself ends by that
         while True:
             await asyncio.sleep(_PROGRESS_S)
@@ -143,7 +144,8 @@ async def _report(session: ServerSession, running: RunningCall) -> None:
             done = progress.done
             if done == progress.items:
                 continue
-            await session.report_progress(done + waited / (waited + 10), progress.items, _message(progress))
+            part_of_item = waited / (waited + 10)  # grows with each report, and stays below 1
+            await session.report_progress(done + part_of_item, progress.items, _message(progress))
 
 
 def _message(progress: CallProgress) -> str:

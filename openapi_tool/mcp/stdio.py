@@ -48,10 +48,12 @@ class StdioTransport:
     """Streams for `Server.run`. `untaken` gets the answers that could not be written."""
 
     def __init__(self, source: BufferedReader, sink: int, untaken: Callable[[Answer], None]) -> None:
-        self._source, self._sink = source, sink
+        self._source = source
+        self._sink = sink
         self._untaken = untaken
         # Threads of their own: each may be blocked by the client until the process ends.
-        self._reader, self._writer = ThreadPoolExecutor(1, "stdin"), ThreadPoolExecutor(1, "stdout")
+        self._reader = ThreadPoolExecutor(1, "stdin")
+        self._writer = ThreadPoolExecutor(1, "stdout")
         self._unanswered = asyncio.Semaphore(MAX_UNANSWERED)
         self._answers: dict[RequestId, Answer] = {}
         self._failed = asyncio.Event()

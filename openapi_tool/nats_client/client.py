@@ -84,7 +84,9 @@ class BusClient(Client):
         self._denial_log_backoff = LogBackoff()
         self.reported_error: Exception | None = None
         self._addresses_without_tls: set[str] = set()
-        self._was_greeted = self._login_sent = self._was_connected = False
+        self._was_greeted = False
+        self._login_sent = False
+        self._was_connected = False
         self._ps = Parser(  # type: ignore[assignment] # the same interface
             Events(self._process_ping, self._process_pong, self._process_err, self._process_info, self._process_msg)
         )
@@ -125,9 +127,8 @@ class BusClient(Client):
         if self._inbox_denied_at == self.stats["reconnects"]:
             raise self._denied(f"{self.bus.nats.inbox_prefix}.>")
         token = secrets.token_urlsafe(16)
-        request = PendingRequest(
-            routed(subject, self.bus.nats.jetstream_domain), asyncio.get_running_loop().create_future()
-        )
+        published_subject = routed(subject, self.bus.nats.jetstream_domain)
+        request = PendingRequest(published_subject, asyncio.get_running_loop().create_future())
         self._requests[token] = request
         try:
             await self.publish(subject, payload, reply=f"{self._replies_to}{token}", headers=headers)
@@ -216,8 +217,8 @@ class BusClient(Client):
                 log.warning("%s", cause, extra={"action": "nats.error", "error": type(error).__name__})
             return
         subject, is_raised = self._fail_requests(*denial.groups())
-        # A command prints what its requests raise.
-        if not (self.bus.once and is_raised) and self._denial_log_backoff.should_log(subject, time.monotonic()):
+        is_printed = self.bus.once and is_raised  # a command prints what its requests raise
+        if not is_printed and self._denial_log_backoff.should_log(subject, time.monotonic()):
             log.error("NATS: %s", self._denied(subject), extra={"action": "nats.denied", "subject": subject})
 
     def _fail_requests(self, kind: str, subject: str) -> tuple[str, bool]:
@@ -272,7 +273,8 @@ class BusClient(Client):
     async def _close(self, status: int, do_cbs: bool = True) -> None:  # noqa: FBT001, FBT002
         """If not connected, discard pending writes: nats-py would write them to a closed transport."""
         if not self.is_connected:
-            self._pending, self._pending_data_size = [], 0
+            self._pending = []
+            self._pending_data_size = 0
         await super()._close(status, do_cbs)
 
     async def _process_connect_init(self) -> None:

@@ -68,7 +68,7 @@ async def _connect(options: BusOptions) -> BusClient:
             connect_timeout=5,
             allow_reconnect=not options.once,
             max_reconnect_attempts=1 if options.once else -1,
-            reconnect_time_wait=RECONNECT_WAIT_S,  # a float is fine
+            reconnect_time_wait=RECONNECT_WAIT_S,  # nats-py declares an int, and takes a float
             ping_interval=_PING_INTERVAL_S,
             inbox_prefix=options.nats.inbox_prefix,
             error_cb=client.on_error,

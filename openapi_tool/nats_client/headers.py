@@ -6,10 +6,7 @@ from collections.abc import Mapping
 
 from nats.js.api import Header
 
-from openapi_tool.protocol.command import (
-    MAX_HEADER_BYTES,
-    MAX_HEADER_LINES,
-)
+from openapi_tool.protocol.command import MAX_HEADER_BYTES, MAX_HEADER_LINES
 from openapi_tool.protocol.headers import TOPOLOGY, TRACEPARENT, TRACESTATE
 
 _CRLF = b"\r\n"
@@ -62,4 +59,6 @@ def _status(head: bytes) -> dict[str, str]:
     if not head.startswith(_VERSION) or len(status) != _STATUS_DIGITS or not status.isdigit():
         return {}
     found = {Header.STATUS.value: status.decode()}
-    return found | {Header.DESCRIPTION.value: description.decode("utf-8", "replace")} if description else found
+    if description:
+        found[Header.DESCRIPTION.value] = description.decode("utf-8", "replace")
+    return found

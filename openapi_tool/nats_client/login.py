@@ -24,7 +24,8 @@ from openapi_tool.tools.secret_variables import Secret
 T = TypeVar("T")
 
 _OF_TLS = ("ca_file", "cert_file", "key_file")
-_TOKEN_HEADING, _SEED_HEADING = b"BEGIN NATS USER JWT", b"BEGIN USER NKEY SEED"
+_TOKEN_HEADING = b"BEGIN NATS USER JWT"
+_SEED_HEADING = b"BEGIN USER NKEY SEED"
 _TOKEN = re.compile(rb"[\w-]+\.[\w-]+\.[\w-]+")
 _SEED_FORM = "a seed begins with SU, has 58 characters with a valid checksum, and is alone on its line"
 _CERTIFICATE = "holds no certificate (PEM)"
@@ -44,8 +45,9 @@ class _Files:
         return FileUnusable(f"{self._section}.{name} ({file}): {problem}")
 
     def read(self, name: str, file: Path) -> bytes:
+        max_bytes = MAX_CERTIFICATES_BYTES if name in _OF_TLS else MAX_SECRET_BYTES
         try:
-            return read_regular_file(file, MAX_CERTIFICATES_BYTES if name in _OF_TLS else MAX_SECRET_BYTES)
+            return read_regular_file(file, max_bytes)
         except OSError as error:
             raise self.unusable(name, file, f"cannot be read: {error.strerror}") from error
 
@@ -111,7 +113,8 @@ def login(options: NatsConnection, nonce: str | None, section: str = "nats") -> 
         return Login(fields, (token.decode(), seed.decode()))
     if options.nkey_seed_file is not None:
         seed = _nkey_seed(files, options.nkey_seed_file)
-        return Login({"nkey": _public_key(seed), "sig": _signature(seed, nonce)} if nonce else {}, (seed.decode(),))
+        fields = {"nkey": _public_key(seed), "sig": _signature(seed, nonce)} if nonce else {}
+        return Login(fields, (seed.decode(),))
     if options.user is not None:
         password = _word(files, "password", options.password, options.password_file)
         return Login({"user": options.user, "pass": password}, (password,))

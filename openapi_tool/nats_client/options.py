@@ -18,7 +18,6 @@ from openapi_tool.urls import NATS_SCHEMES, ServerUrl, parse_url
 INBOX = "_INBOX.openapi_tool"
 """Prefix of reply subjects. nats-py's `_INBOX` would need permission for `_INBOX.>`, so for replies to all users."""
 
-
 MAX_ACK_PENDING = 1_000_000
 _NAME = r"^[A-Za-z0-9_-]+$"
 
@@ -203,9 +202,9 @@ class BusOptions:
     """Connection to a NATS.
 
     `once` makes a single connection attempt, for CLI commands, and logs only denials that no request raises.
-    Errors contain `listed_by` (the command that prints the needed permissions; empty for the kernel's own login) and
-    `setting` (that lists the servers). `on_trouble` takes the reason of
-    every failed attempt until the first connection, `on_login` the secrets of each login, which may be new ones.
+    Errors name `listed_by`, the command that prints the needed permissions (empty for the kernel's own login), and
+    `setting`, the setting that lists the servers. `on_trouble` takes the reason of every failed attempt until the first
+    connection, `on_login` the secrets of each login, which may be new ones.
     """
 
     nats: NatsConnection = field(default_factory=NatsOptions)

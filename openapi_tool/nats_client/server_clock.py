@@ -25,22 +25,22 @@ class _Sample:
 class ServerClock:
     """Server time, estimated from its replies: as in NTP, the one with the shortest round trip of the last 30 s counts.
 
-    Publish times of commands are server time. By a clock 27 s ahead, no time would be left of the worker's 30 s, less
-    3 s for the commit.
+    Publish times of commands are server time, and a worker waits 30 s from then, of which the commit needs 3 s. By a
+    clock that is 27 s ahead, no time would be left.
     """
 
     def __init__(self) -> None:
         self._samples: list[_Sample] = []
         self._offset_s: float | None = None
-        self._warned_unknown = False
-        self._warned = False
+        self._warned_of_unknown_time = False
+        self._warned_of_offset = False
 
     def time(self) -> float:
         """Return the server's time in seconds since the epoch; before the first reply that of the local clock."""
         if self._offset_s is not None:
             return time.monotonic() + self._offset_s
-        if not self._warned_unknown:
-            self._warned_unknown = True
+        if not self._warned_of_unknown_time:
+            self._warned_of_unknown_time = True
             log.warning("the time of NATS is not known yet; using the local clock", extra={"action": "clock.local"})
         return time.time()
 
@@ -51,21 +51,25 @@ class ServerClock:
 
     def observe(self, server_time: float, requested_at: float, replied_at: float) -> None:
         """Add a reply: its `server_time` in seconds since the epoch, both other times on the monotonic clock."""
-        newest = _Sample(replied_at, server_time - (requested_at + replied_at) / 2, (replied_at - requested_at) / 2)
+        newest = _Sample(
+            at=replied_at,
+            offset_s=server_time - (requested_at + replied_at) / 2,
+            error_s=(replied_at - requested_at) / 2,
+        )
         oldest_at = replied_at - _WINDOW_S
         self._samples = [each for each in self._samples if each.at >= oldest_at and _agree(each, newest)]
         self._samples.append(newest)
         self._offset_s = min(self._samples, key=lambda sample: sample.error_s).offset_s
         off_s = self.local_offset_s or 0.0
         too_far = abs(off_s) > _WARN_ABOVE_S
-        if too_far and not self._warned:
+        if too_far and not self._warned_of_offset:
             log.warning(
                 "the local clock is %.1f s %s that of NATS, which is used; synchronize the local clock",
                 abs(off_s),
                 "ahead of" if off_s > 0 else "behind",
                 extra={"action": "clock.offset", "offset_s": round(off_s, 3)},
             )
-        self._warned = too_far
+        self._warned_of_offset = too_far
 
 
 def _agree(sample: _Sample, newest: _Sample) -> bool:

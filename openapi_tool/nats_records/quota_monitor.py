@@ -53,7 +53,8 @@ class QuotaMonitor:
     async def check(self) -> None:
         """Check once."""
         if self.client.is_connected:
-            reason = "; ".join(filter(None, [await self._bucket_problem(spec.bucket) for spec in (LIMITS, BUDGETS)]))
+            problems = [await self._bucket_problem(spec.bucket) for spec in (LIMITS, BUDGETS)]
+            reason = "; ".join(filter(None, problems))
         else:
             reason = ": ".join(filter(None, ("no connection", self.client.outage)))
         self.health.record(QUOTAS, ok=not reason, reason=reason)
@@ -77,7 +78,8 @@ class QuotaMonitor:
         """Return a stream's state, and pass the server's time to `clock`; None if the stream is missing."""
         requested_at = time.monotonic()
         message = await self.client.request(f"$JS.API.STREAM.INFO.{stream}", b"", timeout=_TIMEOUT_S)
-        replied_at, reply = time.monotonic(), orjson.loads(message.data)
+        replied_at = time.monotonic()
+        reply = orjson.loads(message.data)
         if error := reply.get("error"):
             if error.get("code") == _NOT_FOUND:
                 return None

@@ -170,7 +170,8 @@ async def _answer_requests(client: Client, snapshot: Callable[[], Mapping[str, A
             subscription = await client.subscribe(STATS_SUBJECT)
             await subscription.unsubscribe(_MAX_PER_SECOND)
             async for message in subscription.messages:
-                if _is_reply_subject(subject := _wanted_subject(message)):
+                subject = _wanted_subject(message)
+                if _is_reply_subject(subject):
                     with suppress(*OUTAGE):  # a later reply may succeed
                         await client.publish(subject, orjson.dumps(snapshot()))
         except Exception as error:  # also a defect: if this task ended, nobody would get an answer again
@@ -231,7 +232,9 @@ def _decoded(data: bytes) -> dict[str, Any]:
     if not isinstance(value, dict) or not isinstance(value.get("instance"), str):
         return {}  # such as the server's message "no responders"
     value.pop("answers", None)  # only `gather_stats` sets it
-    return value if (why := _problem(value)) is None else {"instance": short(value["instance"]), "unreadable": why}
+    if problem := _problem(value):
+        return {"instance": short(value["instance"]), "unreadable": problem}
+    return value
 
 
 def _problem(value: Mapping[str, Any]) -> str | None:

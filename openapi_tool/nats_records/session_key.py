@@ -43,7 +43,11 @@ async def _stored(client: Client, new: bytes, replicas: int) -> bytes:
 
 
 def _checked(key: bytes) -> bytes:
-    """Refuse a key that no executor made: a NATS user may have an answer of JetStream, which it knows, stored there."""
+    """Refuse a key that no executor made.
+
+    NATS does not check reply subjects: a user who may not write the key can have an answer of JetStream stored as it,
+    and knows that answer.
+    """
     if not key:
         raise Unavailable(f"NATS: the key {SESSION_KEY} in bucket {BUCKET} is empty; remove it")
     if len(key) != _SESSION_KEY_BYTES:

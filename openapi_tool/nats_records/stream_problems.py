@@ -10,8 +10,10 @@ from openapi_tool.nats_records.record_store import BUDGETS, LIMITS
 from openapi_tool.state.nats_kv import MAX_VALUE_BYTES
 
 CHECK_INTERVAL_S = 4.0
+"""Seconds between two checks."""
+
 RETRY_INTERVAL_S = 1.0
-"""Seconds between two checks, and while something cannot be used."""
+"""Seconds between two checks while something cannot be used."""
 
 _MIN_FREE_BYTES = 1024
 
@@ -29,8 +31,10 @@ def failure_of_stream(error: Exception) -> str:
 def problem_of_stream(info: StreamInfo, written_bytes: int) -> str:
     """Return why a stream does not store what is written to it, and what to do; empty if it does."""
     config, state = info.config, info.state
-    name, max_size = config.name, config.max_msg_size or -1
-    max_bytes, max_messages = config.max_bytes or 0, config.max_msgs or 0
+    name = config.name
+    max_size = config.max_msg_size or -1
+    max_bytes = config.max_bytes or 0
+    max_messages = config.max_msgs or 0
     if config.sealed:
         return f"{name} is sealed for good: delete it (nats stream rm {name}), so that it is created again"
     if 0 <= max_size < written_bytes:

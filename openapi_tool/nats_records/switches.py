@@ -142,7 +142,8 @@ class SwitchMonitor:
 
 
 def _log_changes(before: Switches, after: Switches) -> None:
-    old, new = {switch.scope: switch for switch in before.all}, {switch.scope: switch for switch in after.all}
+    old = {switch.scope: switch for switch in before.all}
+    new = {switch.scope: switch for switch in after.all}
     for scope, switch in new.items():
         if old.get(scope) != switch:
             log.warning("disabled by an operator", extra={"action": "tool.disabled"} | asdict(switch))

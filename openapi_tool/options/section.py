@@ -47,18 +47,25 @@ def check_one_line(value: Any) -> Any:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str | SecretStr):
-        yield value if isinstance(value, str) else value.get_secret_value()
-    elif isinstance(value, Mapping | list | tuple):
-        for item in [*value, *value.values()] if isinstance(value, Mapping) else value:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, SecretStr):
+        yield value.get_secret_value()
+    elif isinstance(value, Mapping):
+        for item in (*value, *value.values()):  # one frame for each level: values may be deeply nested
+            yield from _texts(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
             yield from _texts(item)
 
 
 def split(value: object) -> object:
     """Split a comma-separated text; return any other value unchanged. Raises ValueError for a JSON list."""
-    if isinstance(value, str) and value.lstrip().startswith(('["', "['")):
+    if not isinstance(value, str):
+        return value
+    if value.lstrip().startswith(('["', "['")):
         raise ValueError("must be comma-separated in the environment, such as A,B; it is JSON")
-    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+    return tuple(part.strip() for part in value.split(",") if part.strip())
 
 
 _HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")

@@ -216,4 +216,6 @@ def _lineage(identity: CallIdentity, call_card: CardRecord | None) -> dict[str, 
 
 
 def _names(value: object) -> frozenset[str]:
-    return frozenset(name for name in value if isinstance(name, str)) if isinstance(value, list) else frozenset()
+    if not isinstance(value, list):
+        return frozenset()
+    return frozenset(name for name in value if isinstance(name, str))

@@ -120,7 +120,8 @@ def _parsed(data: bytes) -> CommandBody:
 
 def command_of(subject: CommandSubject, identity: ClaimedIdentity, body: CommandBody) -> Command:
     """Return the decoded command; problems of identity and body make it a violation."""
-    after_execution, problems = body.fields.get("after_execution"), [*identity.problems, *body.problems]
+    after_execution = body.fields.get("after_execution")
+    problems = [*identity.problems, *body.problems]
     violation = None
     if problems:
         listed = "; ".join(problems)

@@ -85,7 +85,8 @@ def levels(root: object) -> Iterator[list[object]]:
 
 def is_deeper_than(value: object, limit: int) -> bool:
     """Return whether a value has more than `limit` levels; `json`'s own limit depends on the version of Python."""
-    return len(list(islice(levels(value), limit))) == limit
+    levels_below = list(islice(levels(value), limit))  # the value itself is a level, too
+    return len(levels_below) == limit
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -58,7 +58,7 @@ class Acceptance:
 
 @dataclass(frozen=True, slots=True)
 class Doorbell:
-    """Doorbell."""
+    """Message by which a worker hears of a result."""
 
     subject: str
     headers: Mapping[str, str]
@@ -99,7 +99,9 @@ def refuse_reported(records: CallRecords) -> None:
 def trace_headers(span: SpanContext, tracestate: str | None) -> dict[str, str]:
     """Return the trace headers of a span."""
     headers = {header.TRACEPARENT: span.traceparent()}
-    return headers | {header.TRACESTATE: tracestate} if tracestate else headers
+    if tracestate:
+        headers[header.TRACESTATE] = tracestate
+    return headers
 
 
 def trace_link(identity: CallIdentity, waiting_turn: WaitingTurnRecord) -> TraceLink:
@@ -108,7 +110,8 @@ def trace_link(identity: CallIdentity, waiting_turn: WaitingTurnRecord) -> Trace
     The worker refuses a row of another trace than the waiting turn's, so an inbound span of another becomes a link. If
     neither has a trace, the report gets the trace id of the tool.call card.
     """
-    headers, inbound = waiting_turn.context_headers, identity.trace
+    inbound = identity.trace
+    headers = waiting_turn.context_headers
     try:
         of_turn = parse_traceparent(str(headers.get(header.TRACEPARENT, "")))
     except ValueError:

@@ -47,9 +47,10 @@ class ArtifactObject(TypedDict):
 
 
 class ToolOutputObject(TypedDict, total=False):
-    """`metadata.tool_output` of a result; a failure has only `usage`, `latency_ms` and the last four fields.
+    """`metadata.tool_output` of a result.
 
-    `state` is for user interfaces. `session`, `attempts` and `budget` are missing if there are none.
+    A failure has only `usage`, `latency_ms`, `session`, `retries`, `attempts` and `budget`. `state` is for user
+    interfaces. `session`, `attempts` and `budget` are missing if there are none.
     """
 
     state: Mapping[str, object]

@@ -80,7 +80,8 @@ class V1r4:
         self, acceptance: Acceptance, span: SpanContext, tracestate: str | None, card_id: str, content: ResultContent
     ) -> Report:
         """Build a report with the kernel's field names."""
-        context, inbox_id = _topology(acceptance), new_id("inbox_")
+        inbox_id = new_id("inbox_")
+        context = _topology(acceptance)
         headers = context | trace_headers(span, tracestate)
         return Report(
             acceptance,
@@ -126,7 +127,8 @@ class V1r4:
 
 def _depth(headers: Mapping[str, JsonValue]) -> int | None:
     value = str(headers.get(header.DEPTH, "0"))
-    return int(value) if value.isascii() and value.isdigit() and len(value) <= len(str(MAX_DEPTH)) else None
+    is_number = value.isascii() and value.isdigit() and len(value) <= len(str(MAX_DEPTH))
+    return int(value) if is_number else None
 
 
 def _topology(acceptance: Acceptance) -> dict[str, str]:

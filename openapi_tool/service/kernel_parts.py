@@ -79,7 +79,8 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, process_parts: P
         await share_quotas(stack, client, process_parts, stream_replicas)
     else:
         await process_parts.quotas_connection_settled.wait()
-    guarded, parked_records = GuardedStore(kernel, database.breaker), parked_record_store(client, stream_replicas)
+    guarded = GuardedStore(kernel, database.breaker)
+    parked_records = parked_record_store(client, stream_replicas)
     runner = build_runner(bootstrap, process_parts.upstream, guarded, key_of_version)
     doorbells = DoorbellPublisher(client)
     pipeline = Pipeline(

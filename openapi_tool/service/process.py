@@ -42,7 +42,12 @@ def run(read: Callable[[], Settings], environment: Mapping[str, str], resolver: 
 
     `resolver` replaces DNS for the upstream's hosts in the embedded stack.
     """
-    limit, asked = raise_file_limit(), read()
+    limit = raise_file_limit()
+    asked = read()
+
+    def read_and_fit() -> Settings:
+        return fit_to_file_limit(read(), limit)
+
     bootstrap = build_bootstrap(fit_to_file_limit(asked, limit), environment)
     settings = bootstrap.settings
     level, log_format = settings.telemetry.log_level, settings.telemetry.log_format
@@ -54,7 +59,7 @@ def run(read: Callable[[], Settings], environment: Mapping[str, str], resolver: 
         log.warning("%s", problem, extra={"action": "open_files.short"})
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         try:
-            runner.run(_serve(Reloader(bootstrap, lambda: fit_to_file_limit(read(), limit), environment), resolver))
+            runner.run(_serve(Reloader(bootstrap, read_and_fit, environment), resolver))
         except SettingsError:  # a port that cannot be used; nothing has begun
             raise
         except Exception as error:  # noqa: BLE001 - a normal end of the process might take minutes
@@ -64,15 +69,18 @@ def run(read: Callable[[], Settings], environment: Mapping[str, str], resolver: 
 
 
 async def _serve(reloader: Reloader, resolver: Resolver | None) -> None:
-    bootstrap, reload, kernel = reloader.bootstrap, asyncio.Event(), _Kernel()
+    bootstrap = reloader.bootstrap
+    kernel = _Kernel()
     shutdown = Shutdown(bootstrap.settings.executor, lambda: kernel.running)
+    reload = asyncio.Event()
     shutdown.handle_signals(reload)
     async with AsyncExitStack() as stack:
         await _serve_health(stack, bootstrap)
         set_malloc_thresholds()
         upstream, connections = AsyncExitStack(), AsyncExitStack()
         parts = open_process_parts(upstream, bootstrap, resolver, lambda: shutdown.left_s)
-        reloader.use_keys, reloader.use_limits = parts.limiter.keys.set_secrets, parts.limiter.apply_options
+        reloader.use_keys = parts.limiter.keys.set_secrets
+        reloader.use_limits = parts.limiter.apply_options
         process = _Process(shutdown, connections, parts, reloader, kernel)
         try:
             async with asyncio.TaskGroup() as group:

@@ -69,9 +69,10 @@ def open_process_parts(
     left_s: Callable[[], float] = lambda: math.inf,
 ) -> ProcessParts:
     """Build the parts; `stack` closes them, within the seconds that `left_s` returns then."""
+    settings = bootstrap.settings
     transport = upstream_transport(bootstrap, resolver)
     stack.push_async_callback(transport.aclose)
-    settings, tracer = bootstrap.settings, _tracer(bootstrap)
+    tracer = _tracer(bootstrap)
     stack.push_async_callback(shut_down, tracer.shutdown, left_s)
     if settings.telemetry.otlp_metrics_endpoint is not None:
         from openapi_tool.telemetry.otlp import open_exporter  # noqa: PLC0415 - 30 MB that few deployments need
@@ -94,9 +95,11 @@ def open_process_parts(
     for scope in SCOPES:
         metrics.BUDGET_USED.labels(scope).set_function(partial(budgets.largest_used_fraction, scope))
     health = bootstrap.health
-    health.limits, health.keys = limiter.snapshot, limiter.keys.snapshot
+    health.limits = limiter.snapshot
+    health.keys = limiter.keys.snapshot
     health.configured_limits = limiter.configured
-    health.budgets, health.budget_outage = budgets.snapshot, budgets.outage
+    health.budgets = budgets.snapshot
+    health.budget_outage = budgets.outage
     hide_memory()  # from the workers
     pool = WorkerPool(settings.isolation.workers, settings.egress.max_response_bytes)
     stack.push_async_callback(pool.aclose)

@@ -91,7 +91,9 @@ def _variable_problems(environment: Mapping[str, str]) -> Iterator[str]:
     for variable in sorted(environment):
         section = variable.removeprefix(PREFIX).split("__")[0].lower()
         is_prefixed = variable.startswith(PREFIX)
-        meant = _by_folded_name().get(_folded(variable)) or (None if is_prefixed else _misspelt_config(variable))
+        meant = _by_folded_name().get(_folded(variable))
+        if meant is None and not is_prefixed:
+            meant = _misspelt_config(variable)
         if meant == variable or (is_prefixed and section in Settings.model_fields):
             continue
         if meant:
@@ -188,7 +190,8 @@ def _problem(item: Mapping[str, Any], place: Callable[[Sequence[str]], str]) -> 
     if item["type"] in ("extra_forbidden", "unexpected_keyword_argument"):  # of a model, of a dataclass
         if path[0] in _REMOVED:
             return f"{where}: {_REMOVED[path[0]]}"
-        return f"{where}: is not a setting{_did_you_mean(path[-1], fields_of(_type_of(path[:-1]))) or '; remove it'}"
+        hint = _did_you_mean(path[-1], fields_of(_type_of(path[:-1])))
+        return f"{where}: is not a setting{hint or '; remove it'}"
     if item["type"] == "missing":
         variable = next((name for name, target in SHORT_NAMES.items() if target[: len(path)] == tuple(path)), None)
         return f"{where}: is missing" + (f"; set {variable}" if variable else "")

@@ -265,7 +265,10 @@ class Settings(BaseSettings):
     @property
     def nats_connections(self) -> list[tuple[str, NatsConnection]]:
         """Return the connections to NATS, by the name of their section."""
-        return [("nats", self.nats), *([("quotas.nats", self.quotas.nats)] if self.quotas.nats else [])]
+        connections: list[tuple[str, NatsConnection]] = [("nats", self.nats)]
+        if self.quotas.nats:
+            connections.append(("quotas.nats", self.quotas.nats))
+        return connections
 
     def _urls(self) -> Iterator[tuple[str, str, ServerUrl]]:
         if self.egress.proxy is not None:

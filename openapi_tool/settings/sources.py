@@ -31,6 +31,7 @@ from openapi_tool.files import (
     check_regular_file,
     read_regular_file,
 )
+from openapi_tool.protocol.jsontext import as_object
 from openapi_tool.urls import checked_port
 
 KERNEL_KEYS: Mapping[str, tuple[str, ...]] = {
@@ -52,7 +53,6 @@ _KERNEL_SERVICES = ("openapi.services", "tools.openapi.services", "tools.openapi
 """Sections of the kernel's executor, read for the variables of API keys only; the last wins. A service is a target."""
 
 _KERNEL_CERTIFICATES = {"ca_file": "ca.crt", "cert_file": "client.crt", "key_file": "client.key"}
-
 
 _ignored_files: ContextVar[frozenset[str]] = ContextVar("ignored_files", default=frozenset())
 _config_option: ContextVar[str] = ContextVar("config_option", default="")
@@ -183,9 +183,8 @@ def _add_api_keys(config: Mapping[str, Any], values: dict[str, Any]) -> None:
         envs |= _key_of(_get(config, section))
     services: dict[str, dict[str, Any]] = {}
     for section in _KERNEL_SERVICES:
-        section_services = _get(config, section)
-        for target, service in section_services.items() if isinstance(section_services, dict) else ():
-            services.setdefault(target, {}).update(_key_of(service.get("envs") if isinstance(service, dict) else None))
+        for target, service in as_object(_get(config, section)).items():
+            services.setdefault(target, {}).update(_key_of(as_object(service).get("envs")))
     own = _get(values, "tools.jina") or {}
     if envs and isinstance(own.get("envs", {}), dict):
         _put(values, ("tools", "jina", "envs"), {**envs, **own.get("envs", {})})
@@ -295,8 +294,10 @@ class DriverOptions:
             yield from self._password_file()
 
     def _read_service(self) -> Mapping[str, str]:
-        name, path = self._dsn.query.get("service"), self._environment.get("PGSERVICEFILE")
-        file = Path(path) if path is not None else self._home and self._home / ".pg_service.conf"
+        name = self._dsn.query.get("service")
+        file = self._home and self._home / ".pg_service.conf"
+        if (path := self._environment.get("PGSERVICEFILE")) is not None:
+            file = Path(path)
         if name is None or file is None:
             return {}
         parser = configparser.ConfigParser()
@@ -318,14 +319,18 @@ class DriverOptions:
                 yield "postgres.dsn: names no user, and the process has none; write postgresql://USER@… or set PGUSER"
 
     def _host_problems(self) -> Iterator[str]:
-        host_count, ports = len(self._dsn.hosts), self.option("port")
-        named = None if host_count else self.option("host")
-        if host_count and "port" not in self._dsn.query:  # then the driver ignores the port of a service file
-            ports = Option(self._environment.get("PGPORT", ""), "PGPORT")
-        try:
-            host_count = host_count or len(parse_hosts(named.value if named else "")) or _DEFAULT_HOSTS
-        except ValueError as problem:
-            yield f"{named.where if named else ''}: {problem}"
+        ports = self.option("port")
+        host_count = len(self._dsn.hosts)
+        if host_count:
+            if "port" not in self._dsn.query:  # then the driver ignores the port of a service file
+                ports = Option(self._environment.get("PGPORT", ""), "PGPORT")
+        elif hosts := self.option("host"):
+            try:
+                host_count = len(parse_hosts(hosts.value)) or _DEFAULT_HOSTS
+            except ValueError as problem:
+                yield f"{hosts.where}: {problem}"
+        else:
+            host_count = _DEFAULT_HOSTS
         if ports is None or not ports.value:
             return
         try:
@@ -337,8 +342,9 @@ class DriverOptions:
                 yield f"{ports.where}: must have one port, or one for each of {host_count} hosts"
 
     def _tls_problems(self) -> Iterator[str]:
-        option, negotiation = self.option("sslmode") or Option("prefer", ""), self.option("sslnegotiation")
+        option = self.option("sslmode") or Option("prefer", "")
         mode = option.value.replace("_", "-")
+        negotiation = self.option("sslnegotiation")
         if mode not in _VERIFYING and negotiation and negotiation.value == "direct":
             yield f"{negotiation.where}: direct needs sslmode require, verify-ca or verify-full"
         if mode == "disable":

@@ -25,7 +25,11 @@ from openapi_tool.tools.wording import short
 
 log = logging.getLogger(__name__)
 
-POSTGRES, NATS, CONSUMER, JETSTREAM = DEPENDENCIES = "postgres", "nats", "consumer", "jetstream"
+POSTGRES = "postgres"
+NATS = "nats"
+CONSUMER = "consumer"
+JETSTREAM = "jetstream"
+DEPENDENCIES = (POSTGRES, NATS, CONSUMER, JETSTREAM)
 QUOTAS = "quotas"
 """The NATS that holds the records of quotas, if that is not the kernel's."""
 
@@ -49,7 +53,8 @@ class Dependency:
         """Return the JSON object; `age_s` counts from the last success, `for_s` from the last change of `ok`."""
         age_s = None if self.last_ok_at is None else round(time.monotonic() - self.last_ok_at, 1)
         reason = {"reason": self.reason} if self.reason else {}
-        since, for_s = self.since.isoformat(timespec="seconds"), (datetime.now(UTC) - self.since).total_seconds()
+        since = self.since.isoformat(timespec="seconds")
+        for_s = (datetime.now(UTC) - self.since).total_seconds()
         return {"ok": self.ok, "age_s": age_s, "since": since, "for_s": round(for_s, 1), **reason}
 
 
@@ -81,13 +86,17 @@ class Health:
         """
         dependency = self.dependencies[name]
         changed = dependency.ok != ok
-        dependency.ok, dependency.reason = ok, "" if ok else self.redact(reason)[:_REASON_CHARS]
+        dependency.ok = ok
         if ok:
+            dependency.reason = ""
             dependency.last_ok_at = time.monotonic()
+        else:
+            dependency.reason = self.redact(reason)[:_REASON_CHARS]
         if changed:
             dependency.since = datetime.now(UTC)
         metrics.DEPENDENCY_UP.labels(name).set(ok)
-        if changed or not (ok or (name, dependency.reason) in self._logged_reasons):
+        is_new_reason = not ok and (name, dependency.reason) not in self._logged_reasons
+        if changed or is_new_reason:
             self._log(name, dependency)
         return changed
 
@@ -211,7 +220,9 @@ class RecentWarnings(logging.Handler):
             del self._warned[next(key for key, warned in self._warned.items() if not warned.lasts)]
 
     def _masked(self, text: str) -> str:
-        head = self._redactor.head(text, _MAX_CHARS) + "…" * (len(text) > _MAX_CHARS)
+        head = self._redactor.head(text, _MAX_CHARS)
+        if len(text) > _MAX_CHARS:
+            head += "…"
         return storable_text(head)  # a project's name may have bytes beyond UTF-8
 
     def snapshot(self) -> list[dict[str, Any]]:
@@ -276,7 +287,8 @@ class Snapshots:
         """Return a snapshot, at most half a second old."""
         now = time.monotonic()
         if not self._last or now - self._made_at >= _MAX_AGE_S:
-            self._made_at, self._last = now, self._snapshot(now)
+            self._made_at = now
+            self._last = self._snapshot(now)
         return self._last
 
     def _snapshot(self, now: float) -> Mapping[str, Any]:
@@ -333,13 +345,16 @@ def _phases(calls: Sequence[CallFacts]) -> dict[str, int | None]:
         "queue": [call.age_s for call in calls],
         "load": [call.loaded - call.began for call in calls],
         "permit": [call.permit_s for call in calls if call.permit_s is not None],
-        "commit": [end - begin for call in calls if call.commit for begin, end in [call.commit]],
+        "commit": [call.commit[1] - call.commit[0] for call in calls if call.commit],
     }
     return {phase: _quantile_ms(sorted(values), 0.95) for phase, values in seconds.items()}
 
 
 def _quantile_ms(seconds: Sequence[float], share: float) -> int | None:
-    return round(1000 * seconds[min(len(seconds) - 1, int(share * len(seconds)))]) if seconds else None
+    if not seconds:
+        return None
+    place = min(len(seconds) - 1, int(share * len(seconds)))
+    return round(1000 * seconds[place])
 
 
 def _tool(call: CallFacts) -> str:

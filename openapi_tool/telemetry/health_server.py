@@ -30,7 +30,6 @@ METRICS_CACHE_S = 1.0
 _LIVE = "/livez"
 _LIMITS: dict[str, Any] = {"max_line_size": 2_048, "max_field_size": 2_048, "max_headers": 32, "lingering_time": 0}
 
-
 Routes = dict[str, Callable[[web.Request], Any]]
 
 

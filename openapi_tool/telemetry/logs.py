@@ -77,8 +77,11 @@ MESSAGE_CHARS = 400
 UNLIMITED = frozenset({"call.finished", "tool.disabled", "tool.enabled"})
 """Actions whose lines are never dropped: what became of each call, and which operator disabled or enabled a tool."""
 
-MAX_LINES, WINDOW_S = 20, 60.0
-"""Limit of the lines of each action that a project can cause within these seconds, and of each logger of a library."""
+MAX_LINES = 20
+"""Limit of the lines of each action that a project can cause in a window, and of each logger of a library."""
+
+WINDOW_S = 60.0
+"""Length of a window in seconds."""
 
 _INDENT = "    "
 _MAX_COUNTS = 4_096  # of lines, by action and project
@@ -117,13 +120,14 @@ class _Formatter(logging.Formatter):
 
     def _texts(self, record: logging.LogRecord, fields: Mapping[str, Any]) -> tuple[str, str]:
         """Return the message, and the traceback after a line break: limited, and a library's without details."""
-        message, traceback = record.getMessage(), ""
+        max_chars = MESSAGE_CHARS if _PROJECT in fields else _MAX_CHARS
+        message = self._head(record.getMessage(), max_chars)
+        traceback = ""
         if record.exc_info:
-            traceback = f"\n{self.formatException(record.exc_info)}"
-        message = self._head(message, MESSAGE_CHARS if _PROJECT in fields else _MAX_CHARS)
-        traceback = self._head(traceback, _MAX_CHARS)
+            traceback = self._head(f"\n{self.formatException(record.exc_info)}", _MAX_CHARS)
         if record.name.partition(".")[0] != _PACKAGE:
-            message, traceback = (without_details(self._redactor.text(text)) for text in (message, traceback))
+            message = without_details(self._redactor.text(message))
+            traceback = without_details(self._redactor.text(traceback))
         return message, traceback
 
     def _head(self, text: str, chars: int) -> str:
@@ -369,7 +373,10 @@ def configure_logging(
 
     In `background` a thread writes them; call `logging.shutdown` before `os._exit`, else the last ones are lost.
     """
-    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # no line shows them
+    # No line shows these.
+    logging.logThreads = False
+    logging.logProcesses = False
+    logging.logMultiprocessing = False
     handler = _Handler(sys.stderr, background=background)
     handler.setFormatter(JsonFormatter(redactor) if log_format == "json" else ConsoleFormatter(redactor))
     handler.addFilter(ProjectLimit())

@@ -231,7 +231,8 @@ LOG_LINES_DROPPED = _counter(
     "log_lines_dropped", "Log lines dropped: standard error could not be written, or its reader was too slow."
 )
 # Nor must `logs`.
-logs.on_limited, logs.on_dropped = LOG_LINES_LIMITED.inc, LOG_LINES_DROPPED.inc
+logs.on_limited = LOG_LINES_LIMITED.inc
+logs.on_dropped = LOG_LINES_DROPPED.inc
 SPANS_DROPPED = _counter("spans_dropped", "Spans that were not exported: the queue was full, or export failed.")
 
 _listed: set[str] = set()

@@ -124,15 +124,19 @@ class ExportingTracer:
         attributes: Attributes = {_ATTRIBUTE_OF_ID.get(name, name): value for name, value in named.items()}
         if facts is not None:
             attributes |= _call_attributes(facts)
-        if error_type := (facts and facts.error_code) or (error and type(error).__name__):
-            attributes["error.type"] = error_type
+        if facts is not None and facts.error_code:
+            attributes["error.type"] = facts.error_code
+        elif error is not None:
+            attributes["error.type"] = type(error).__name__
         if error is not None:  # without its traceback
             event = {"exception.type": type(error).__name__, "exception.message": self._masked(str(error))}
             span.add_event("exception", event, ended)
         self._set(span, attributes)
         span.end(ended)
+        if facts is None:
+            return
         parent = _context_with_span(span.get_span_context())
-        for child in _children(facts) if facts is not None else ():
+        for child in _children(facts):
             phase = self._tracer.start_span(child.name, parent, child.kind, start_time=ns(child.start))
             self._set(phase, child.attributes)
             phase.end(ended if child.end is None else ns(child.end))
@@ -274,8 +278,10 @@ def open_tracer(endpoint: str, redactor: Redactor, ratio: float, instance: str) 
 
 def resource(instance: str) -> Resource:
     """Return the attributes of this process."""
-    service = {"service.name": "openapi-tool", "service.version": __version__}
-    return Resource.create(service | ({"service.instance.id": instance} if instance else {}))
+    attributes = {"service.name": "openapi-tool", "service.version": __version__}
+    if instance:
+        attributes["service.instance.id"] = instance
+    return Resource.create(attributes)
 
 
 class CollectorSession(requests.Session):
@@ -293,9 +299,12 @@ class CollectorSession(requests.Session):
         options |= {"allow_redirects": False, "stream": True}
         received = super().request(method, url, *args, **options)
         head = requests.Response()
-        head.status_code, head.reason, head.headers = received.status_code, received.reason, received.headers
+        head.status_code = received.status_code
+        head.reason = received.reason
+        head.headers = received.headers
         if received.is_redirect:
-            head.status_code, head.reason = HTTPStatus.MISDIRECTED_REQUEST, "the collector redirects"
+            head.status_code = HTTPStatus.MISDIRECTED_REQUEST
+            head.reason = "the collector redirects"
         length = received.headers.get("Content-Length", "")
         if length.isdigit() and int(length) <= _MAX_READ_BYTES:
             received.content  # noqa: B018 - read the body, so that the next export can reuse the connection
@@ -362,19 +371,23 @@ def _converted(described: Described, since_ns: int, now_ns: int) -> Metric | Non
         points = [NumberDataPoint(_attributes_of_labels(one.labels), since_ns, now_ns, one.value) for one in found]
         counts = described.kind == "counter"
         data = Sum(points, AggregationTemporality.CUMULATIVE, is_monotonic=True) if counts else Gauge(points)
-    return Metric(described.name, described.text, "s" if described.name.endswith("_seconds") else "", data)
+    unit = "s" if described.name.endswith("_seconds") else ""
+    return Metric(described.name, described.text, unit, data)
 
 
 def _distributions(found: list[Sample], since_ns: int, now_ns: int) -> list[HistogramDataPoint]:
     """Return a point for each combination of labels; its buckets are consecutive, and each counts those below, too."""
-    points, bounds, totals = list[HistogramDataPoint](), list[float](), [0.0]
+    points: list[HistogramDataPoint] = []
+    bounds: list[float] = []
+    totals = [0.0]
     nan = float("nan")  # minimum and maximum are not recorded
     for sample in found:
         if sample.name.endswith("_bucket"):
             bounds.append(float(sample.labels["le"]))
             totals.append(sample.value)
         elif sample.name.endswith("_sum"):
-            counts, total = [int(upper - lower) for lower, upper in pairwise(totals)], int(totals[-1])
+            total = int(totals[-1])
+            counts = [int(upper - lower) for lower, upper in pairwise(totals)]
             attributes = _attributes_of_labels(sample.labels)
             points.append(
                 HistogramDataPoint(attributes, since_ns, now_ns, total, sample.value, counts, bounds[:-1], nan, nan)

@@ -40,11 +40,12 @@ class _Report:
 def found_problems(replicas: Sequence[Replica], expect: int = 0) -> FoundProblems:
     """Return the problems of all replicas, a lack of `expect` included; what several of them report is one problem."""
     states = [report for replica in replicas for report in _states(replica)]
-    warned = sorted(
-        ((str(replica.get("instance")), warning, _lasts(replica, warning)) for replica in replicas
-         for warning in replica.get("warnings") or ()),
-        key=lambda entry: _ago_s(entry[1]),
-    )  # fmt: skip
+    warned = [
+        (str(replica.get("instance")), warning, _lasts(replica, warning))
+        for replica in replicas
+        for warning in replica.get("warnings") or ()
+    ]
+    warned.sort(key=lambda entry: _ago_s(entry[1]))
     present = [(name, warning) for name, warning, lasts in warned if lasts is None and _is_present(warning)]
     earlier = [(name, warning) for name, warning, lasts in warned if lasts is None and not _is_present(warning)]
     recovered = [(name, warning) for name, warning, lasts in warned if lasts is False]
@@ -57,8 +58,11 @@ def found_problems(replicas: Sequence[Replica], expect: int = 0) -> FoundProblem
 
 def but_noticed(replicas: Sequence[Replica]) -> str:
     """Return which calls failed or take long, though no problem is known, as the end of a sentence; empty if none."""
-    calls, failed = (sum(replica.get(name) or 0 for replica in replicas) for name in ("calls", "failed"))
-    noticed = [f"{failed} of {counted(calls, 'call')} of the last minute failed"] if failed else []
+    calls = sum(replica.get("calls") or 0 for replica in replicas)
+    failed = sum(replica.get("failed") or 0 for replica in replicas)
+    noticed = []
+    if failed:
+        noticed.append(f"{failed} of {counted(calls, 'call')} of the last minute failed")
     held_s = max((replica.get("oldest_held_s") or 0.0 for replica in replicas), default=0.0)
     if held_s >= _LONG_S:
         noticed.append(f"a command is held for {_span(held_s)}")
@@ -96,11 +100,13 @@ def _of_replicas(names: Sequence[str], replicas: int) -> str:
 
 def _states(replica: Replica) -> Iterator[_Report]:
     """Yield what the replica's present state shows."""
-    name, health = str(replica.get("instance")), replica.get("health") or {}
+    name = str(replica.get("instance"))
+    health = replica.get("health") or {}
     yield from _suspicious_replies(name, replica)
     for dependency, state in (health.get("dependencies") or {}).items():
         if not state.get("ok"):
-            yield _state(name, ": ".join(filter(None, (f"{dependency} is unavailable", state.get("reason")))))
+            reason = f": {state['reason']}" if state.get("reason") else ""
+            yield _state(name, f"{dependency} is unavailable{reason}")
     yield from _key_states(name, replica)
     yield from _host_states(name, replica)
     yield from _limit_states(name, replica)
@@ -164,9 +170,11 @@ def _pause_of(requests: str) -> Callable[[float], str]:
 
 
 def _waits_for(limit: str) -> Callable[[float], str]:
-    return lambda calls: (
-        f"{counted(round(calls), 'call')} wait{'s' if calls == 1 else ''} for {limit}: see openapi-tool limits"
-    )
+    def text(calls: float) -> str:
+        wait = "waits" if calls == 1 else "wait"
+        return f"{counted(round(calls), 'call')} {wait} for {limit}: see openapi-tool limits"
+
+    return text
 
 
 def _load_states(name: str, replica: Replica) -> Iterator[_Report]:
@@ -282,8 +290,8 @@ def _warning_lines(warned: Sequence[tuple[str, Warned]], replicas: int) -> Itera
 def _projects(warned: Iterable[tuple[str, Warned]]) -> str:
     names = list(dict.fromkeys(str(warning["project_id"]) for _, warning in warned if warning.get("project_id")))
     more = f" and {counted(len(names) - _NAMES_SHOWN, 'other')}" if len(names) > _NAMES_SHOWN else ""
-    shown = f"project{'s' * (len(names) > 1)} {', '.join(names[:_NAMES_SHOWN])}{more}"
-    return f" ({shown})" if names else ""
+    noun = "project" if len(names) == 1 else "projects"
+    return f" ({noun} {', '.join(names[:_NAMES_SHOWN])}{more})" if names else ""
 
 
 def _span(seconds: float) -> str:

@@ -52,7 +52,9 @@ async def shut_down(shutdown: Callable[[], None], left_s: Callable[[], float] = 
     It gets five seconds, but at most half of the seconds that `left_s` returns, so that further steps have some.
     It runs in a daemon thread: closing the event loop would wait for a thread of its executor.
     """
-    loop, done, limit_s = asyncio.get_running_loop(), asyncio.Event(), min(_MAX_EXPORT_S, left_s() / 2)
+    limit_s = min(_MAX_EXPORT_S, left_s() / 2)
+    loop = asyncio.get_running_loop()
+    done = asyncio.Event()
 
     def work() -> None:
         shutdown()

@@ -126,9 +126,10 @@ def _refuses(name: str, rule: JsonObject, value: JsonValue) -> bool:
 
 def _interpretations(name: str, rule: JsonObject, value: JsonValue) -> Iterator[JsonValue]:
     """Yield the possible meanings of a value, the likeliest first."""
-    choices, types = rule.get("enum"), rule.get("type")
+    choices = rule.get("enum")
     if isinstance(choices, list) and isinstance(value, str) and (word := value.strip().lower()) in choices:
         yield word
+    types = rule.get("type")
     wanted = types if isinstance(types, list) else [types]
     if "string" in wanted:
         if isinstance(value, list):

@@ -8,7 +8,7 @@ from itertools import islice
 from openapi_tool.tools.argument_hints import hint
 from openapi_tool.tools.wording import close_to
 
-_MAX_COMPARED = 40  # characters, and names: limits the time of difflib
+_MAX_COMPARED = 40  # names, and characters of each, that difflib compares: it takes long
 _SYNONYMS = {
     "query": "q searchquery searchterm keywords question text",
     "url": "uri link address href targeturl pageurl website page",
@@ -45,7 +45,9 @@ def probably_meant(name: str, known: Iterable[str]) -> str | None:
         return None
     folded = fold(name)
     other = _BY_SYNONYM.get(folded, folded)
-    exact = next((name for name in (folded, fold(other), _PLURALS.get(other)) if name in by_folded), None)
+    exact = next(
+        (candidate for candidate in (folded, fold(other), _PLURALS.get(other)) if candidate in by_folded), None
+    )
     found = exact or next(iter(close_to(folded, by_folded)), None)
     return by_folded[found] if found else None
 
@@ -56,4 +58,5 @@ def not_taken(name: str, known: Iterable[str], *, suggest: bool = True) -> str:
     if instead := hint(fold(name), {fold(other) for other in known[:_MAX_COMPARED]}):
         return f"is not an argument that this tool takes; {instead}"
     other = probably_meant(name, known) if suggest else None
-    return f"is not an argument that this tool takes{f'; did you mean {other}?' if other else ''}"
+    question = f"; did you mean {other}?" if other else ""
+    return f"is not an argument that this tool takes{question}"

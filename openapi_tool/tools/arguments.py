@@ -105,12 +105,13 @@ class ArgumentSources:
             given[declared] = given.pop(undeclared)
         ids = placeholder_values(identity)
         # A default that the worker merged is used even if the definition no longer contains it.
+        names = {*definition.defaults, *(call.defaults_applied & call.arguments.keys())}
+        templates = {
+            name: call.arguments.get(name, definition.defaults.get(name))
+            for name in sorted(names - given.keys() - hidden)
+        }
         defaults = {
-            name: render(
-                call.arguments.get(name, definition.defaults.get(name)), ids, f"options.args.defaults.{short(name)}"
-            )
-            for name in sorted({*definition.defaults, *(call.defaults_applied & call.arguments.keys())})
-            if name not in given and name not in hidden
+            name: render(template, ids, f"options.args.defaults.{short(name)}") for name, template in templates.items()
         }
         resumes = isinstance(given.get(CURSOR), str) and takes_cursor(definition)
         schema = cursor_schema(definition, hidden) if resumes else visible_schema(definition.schema, hidden)
@@ -160,17 +161,21 @@ class Preparation:
         values = {name: value for name, value in prepared.items() if not is_identity(name)}
         # `session_id` in any case, with or without underscores; the last one has the highest precedence.
         session_id = next((prepared[name] for name in reversed(prepared) if fold(name) == "sessionid"), None)
+        shown_id = storable_text(session_id[:_MAX_SESSION_ID_CHARS]) if isinstance(session_id, str) else None
         project_id, agent_id = self.identity.project_id, self.identity.agent_id
+        repaired = set(repairs)
+        if self.undeclared is not None:
+            repaired.add(self.undeclared)
         return Arguments(
             values=values,
             by_model=frozenset(given) & values.keys(),
             secrets={name: read_secret(variable) for name, variable in self.envs.items() if name != API_KEY},
             api_key=key,
             session_identity=self.sources.sessions.identity(project_id, agent_id, session_id),
-            session_id=storable_text(session_id[:_MAX_SESSION_ID_CHARS]) if isinstance(session_id, str) else None,
+            session_id=shown_id,
             key_variable=key_variable,
             key_fallback_reason=fallback_reason,
-            repaired=tuple(sorted({*repairs, *([self.undeclared] if self.undeclared is not None else [])})),
+            repaired=tuple(sorted(repaired)),
         )
 
 
@@ -197,7 +202,8 @@ def _main_names(definition: ToolDefinition, given: Mapping[str, JsonValue]) -> t
     main = [name for name in declared if names_main_parameter(definition, name)]
     if len(main) != 1 or main[0] in given:
         return None, ""
-    return next((name for name in given if names_main_parameter(definition, name)), None), main[0]
+    undeclared = next((name for name in given if names_main_parameter(definition, name)), None)
+    return undeclared, main[0]
 
 
 def is_identity(name: str) -> bool:

@@ -38,9 +38,13 @@ MAX_PATTERNS = 20
 MAX_PATTERN_CHARS = 500
 """Characters of one regular expression; `tools.schema` limits its compiled size."""
 
-MAX_PATTERN_CLASSES, MAX_CLASSES = 40, 100
-r"""Uses of `\d`, `\s`, `\w` and their opposites in one regular expression, and in all of a definition. jsonschema-rs
-rewrites them in quadratic time: 250 uses took 160 ms."""
+MAX_PATTERN_CLASSES = 40
+r"""Uses of `\d`, `\s`, `\w` and their opposites in one regular expression. jsonschema-rs rewrites them in quadratic
+time: 250 uses took 160 ms."""
+
+MAX_CLASSES = 100
+"""The same in all regular expressions of a definition."""
+
 _CLASSES = r"\d, \D, \s, \S, \w and \W"
 
 MAX_MULTIPLES = 20
@@ -95,7 +99,7 @@ def memory_bytes(value: object) -> int:
 
 def patterns(schema: object) -> list[str]:
     """Return the regular expressions of a schema, the keys of `patternProperties` included."""
-    return [pattern for path, value in _objects(schema, (), []) for pattern in _patterns(value)]
+    return [pattern for _, value in _objects(schema, (), []) for pattern in _patterns(value)]
 
 
 def _schema_problems(schema: object) -> Iterator[Problem]:
@@ -111,11 +115,12 @@ def _schema_problems(schema: object) -> Iterator[Problem]:
                 yield Problem(place, f"has more than {MAX_PATTERN_CHARS} characters; shorten it")
             if _class_uses(pattern) > MAX_PATTERN_CLASSES:
                 yield Problem(place, f"uses {_CLASSES} more than {MAX_PATTERN_CLASSES} times; shorten it")
-    for number, limit, excess in (
+    counts = (
         (sum(map(_class_uses, found)), MAX_CLASSES, f"uses {_CLASSES} more than {MAX_CLASSES} times"),
         (len(found), MAX_PATTERNS, f"holds more than {MAX_PATTERNS} regular expressions"),
         (multiples, MAX_MULTIPLES, f"uses multipleOf more than {MAX_MULTIPLES} times"),
-    ):
+    )
+    for number, limit, excess in counts:
         if number > limit:
             yield Problem(("parameters",), f"{excess}; take some out")
     yield from problems or _keyword_problems(schema)
@@ -125,9 +130,10 @@ def _keyword_problems(schema: object) -> Iterator[Problem]:
     for path, value in _objects(schema, ("parameters",), []):
         refused = _REFUSED_BELOW if len(path) > 1 else REFUSED_KEYWORDS
         yield from (Problem((*path, name), refused[name]) for name in value if name in refused)
-        names, values = value.get("properties"), value.get("enum")
+        names = value.get("properties")
         if isinstance(names, dict) and len(names) > MAX_PROPERTIES:
             yield Problem((*path, "properties"), f"has more than {MAX_PROPERTIES} names; take some out")
+        values = value.get("enum")
         if isinstance(values, list) and len(values) > MAX_ENUM_VALUES:
             excess = f"has more than {MAX_ENUM_VALUES} values; take some out, or use a pattern"
             yield Problem((*path, "enum"), excess)
@@ -135,7 +141,8 @@ def _keyword_problems(schema: object) -> Iterator[Problem]:
 
 def _patterns(value: dict[str, JsonValue]) -> list[str]:
     pattern = value.get("pattern")
-    return [*([pattern] if isinstance(pattern, str) else []), *as_object(value.get("patternProperties"))]
+    found = [pattern] if isinstance(pattern, str) else []
+    return [*found, *as_object(value.get("patternProperties"))]
 
 
 def _class_uses(pattern: str) -> int:
@@ -166,7 +173,8 @@ def _objects(root: object, path: Path, problems: list[Problem]) -> Iterator[tupl
     Append too large numbers to `problems`, and too many values or levels, which end the iteration. A level is counted
     before it is expanded, so that a hostile row costs no more than the largest allowed one.
     """
-    count, level = 0, [(path, root)]
+    level = [(path, root)]
+    count = 0
     for _ in range(MAX_DEPTH + 1):
         count += sum(len(value) for _, value in level if isinstance(value, dict | list))
         if count > MAX_VALUES:

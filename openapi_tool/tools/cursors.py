@@ -17,7 +17,9 @@ import orjson
 from openapi_tool.protocol.errors import NotFound
 from openapi_tool.protocol.identity import CallIdentity
 
-_ID_BYTES, _START_BYTES, _SEAL_BYTES = 16, 5, 12
+_ID_BYTES = 16
+_START_BYTES = 5
+_SEAL_BYTES = 12
 # White space and quotes, in which a model may enclose a cursor.
 _STRIPPED_CHARS = " \t\r\n\"'`\u201c\u201d"
 
@@ -41,8 +43,9 @@ class Cursors:
 
     def issue(self, owner: CallIdentity, position: Position) -> str:
         """Return a cursor, valid for this owner only; 44 characters, or 52 with an `opening`."""
-        starts = (start for start in (position.start, position.opening) if start is not None)
-        payload = uuid.UUID(position.card_id).bytes + b"".join(start.to_bytes(_START_BYTES, "big") for start in starts)
+        payload = uuid.UUID(position.card_id).bytes + position.start.to_bytes(_START_BYTES, "big")
+        if position.opening is not None:
+            payload += position.opening.to_bytes(_START_BYTES, "big")
         return base64.urlsafe_b64encode(payload + self._seal(owner, payload)).decode()
 
     def read(self, owner: CallIdentity, cursor: str) -> Position:
@@ -54,9 +57,10 @@ class Cursors:
         payload, seal = opened[:-_SEAL_BYTES], opened[-_SEAL_BYTES:]
         if not hmac.compare_digest(seal, self._seal(owner, payload)):
             raise unknown_cursor()
-        start, opening = payload[_ID_BYTES:][:_START_BYTES], payload[_ID_BYTES + _START_BYTES :]
+        end_of_start = _ID_BYTES + _START_BYTES
+        card_id, start, opening = payload[:_ID_BYTES], payload[_ID_BYTES:end_of_start], payload[end_of_start:]
         return Position(
-            uuid.UUID(bytes=payload[:_ID_BYTES]).hex,
+            uuid.UUID(bytes=card_id).hex,
             int.from_bytes(start, "big"),
             int.from_bytes(opening, "big") if opening else None,
         )

@@ -116,7 +116,8 @@ def stored_record(row: Mapping[str, JsonValue]) -> DefinitionRecord:
 
 def upstream_section(options: Mapping[str, JsonValue]) -> tuple[str, str]:
     """Return the path of the options for the upstream, which old definitions name `openapi`."""
-    return ("options", "openapi" if not options.get("jina") and options.get("openapi") else "jina")
+    is_old = not options.get("jina") and options.get("openapi")
+    return ("options", "openapi" if is_old else "jina")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +162,9 @@ def find_definition(record: DefinitionRecord) -> ToolDefinition | UnparsedDefini
         raise unusable(record.tool_name, beyond or ["it is not JSON"]) from None
     digest = hashlib.sha256(content).digest()
     cached = _parse_cache.get(digest)
-    return UnparsedDefinition(record, content, digest) if cached is None else _definition_of(cached, record.tool_name)
+    if cached is None:
+        return UnparsedDefinition(record, content, digest)
+    return _definition_of(cached, record.tool_name)
 
 
 def parse_definition(record: DefinitionRecord) -> ToolDefinition:
@@ -190,7 +193,8 @@ def _parse(record: DefinitionRecord, checked: CheckedDefinition, digest: bytes) 
     problems = list(checked.beyond)
     if not problems:
         definition, problems = _DefinitionParser(record).parse()
-        problems += [checked.defect] if checked.defect else []
+        if checked.defect:
+            problems.append(checked.defect)
         if not problems:
             size = schema_size(definition.schema)
             memory = _MIN_MEMORY_BYTES + memory_bytes(record.parameters) + memory_bytes(record.options)
@@ -211,8 +215,10 @@ def parse_for_linter(record: DefinitionRecord) -> tuple[ToolDefinition | None, l
     checked = check_definition(record.parameters, record.options)
     parser = _DefinitionParser(record)
     definition, problems = parser.parse()
-    problems = [*checked.beyond, *problems, *([checked.defect] if checked.defect else [])]
-    return definition if parser.names_upstream else None, problems
+    problems = [*checked.beyond, *problems]
+    if checked.defect:
+        problems.append(checked.defect)
+    return (definition if parser.names_upstream else None), problems
 
 
 class _DefinitionParser:
@@ -221,7 +227,9 @@ class _DefinitionParser:
     def __init__(self, record: DefinitionRecord) -> None:
         self.record = record
         row, self.problems = read_row(record.parameters, record.options)
-        self.parameters, self.options, self.jina = row.parameters, row.options, row.options.upstream
+        self.parameters = row.parameters
+        self.options = row.options
+        self.jina = row.options.upstream
         self.section = upstream_section(object_at(record.options))
         self.given = object_at(record.options, *self.section[1:])
         self.names_upstream = False
@@ -234,7 +242,8 @@ class _DefinitionParser:
         if not self.given and not any(problem.path == self.section for problem in self.problems):
             modes = " or ".join(f"mode: {name}" for name in OPERATION_NAMES)
             self._problem(f"is missing; give it {modes}", "options", "jina")
-        operation, options, jina = self._operation(), self.options, self.jina
+        operation = self._operation()
+        options, jina = self.options, self.jina
         return ToolDefinition(
             tool_name=self.record.tool_name,
             built_in=self._built_in(operation),
@@ -258,7 +267,8 @@ class _DefinitionParser:
 
     def _operation(self) -> Operation:
         """Return the operation that `mode`, `base_url` or `tool` names; with a misspelt mode the most similar one."""
-        of_host, mode = BASE_URLS.get(self.jina.base_url or ""), self.jina.mode
+        of_host = BASE_URLS.get(self.jina.base_url or "")
+        mode = self.jina.mode
         if mode is not None:
             operation: Operation | None = MODES[mode]
             if of_host is not None and of_host.host != MODES[mode].host:

@@ -27,8 +27,9 @@ class CheckedDefinition:
     @staticmethod
     def of_json(value: Mapping[str, JsonValue]) -> CheckedDefinition:
         """Return the result of `as_json`."""
-        beyond, defects = (tuple(map(_of_json, cast("list[JsonValue]", value[name]))) for name in ("beyond", "defects"))
-        return CheckedDefinition(beyond, next(iter(defects), None))
+        beyond = map(_of_json, cast("list[JsonValue]", value["beyond"]))
+        defects = map(_of_json, cast("list[JsonValue]", value["defects"]))
+        return CheckedDefinition(tuple(beyond), next(defects, None))
 
 
 def check_definition(parameters: JsonValue, options: JsonValue) -> CheckedDefinition:

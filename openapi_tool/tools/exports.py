@@ -74,24 +74,21 @@ def _title(row: Mapping[str, JsonValue], tool: BuiltInTool) -> str:
 
 def registration(tool: BuiltInTool) -> JsonObject:
     """Return the definition that registers a built-in tool unchanged."""
+    jina: JsonObject = {
+        "tool": tool.name,
+        "mode": tool.operation.name,
+        "base_url": f"https://{tool.operation.host}",
+        "auth_env": DEFAULT_AUTH_ENV,
+    }
+    if "max_tokens" in tool.arguments.model_fields:
+        jina["params"] = {"maxTokens": DEFAULT_MAX_TOKENS}
     return {
         "tool_name": tool.name.replace(".", "_"),
         "target_subject": "cg.v1r4.{project_id}.{channel_id}.cmd.tool." + tool.name,
         "after_execution": "suspend",
         "description": tool.description,
         "parameters": tool.schema(),
-        "options": {
-            "jina": {
-                "tool": tool.name,
-                "mode": tool.operation.name,
-                "base_url": f"https://{tool.operation.host}",
-                "auth_env": DEFAULT_AUTH_ENV,
-                **(
-                    {"params": {"maxTokens": DEFAULT_MAX_TOKENS}} if "max_tokens" in tool.arguments.model_fields else {}
-                ),
-            },
-            "suspend_timeout_seconds": tool.suspend_timeout_s,
-        },
+        "options": {"jina": jina, "suspend_timeout_seconds": tool.suspend_timeout_s},
     }
 
 
@@ -211,11 +208,16 @@ def _shown(schema: Mapping[str, JsonValue], options: Mapping[str, JsonValue]) ->
     defaults, fixed = object_at(options, "args", "defaults"), object_at(options, "args", "fixed")
     constant = {name: value for name, value in defaults.items() if not is_template(value)}
     visible = dict(visible_schema(schema, frozenset(fixed) | frozenset(object_at(options, "envs"))))
-    properties, required = visible.get("properties"), visible.pop("required", None)
+    properties = visible.get("properties")
     if isinstance(properties, dict):
-        visible["properties"] = {
-            name: rule | {"default": constant[name]} if isinstance(rule, dict) and name in constant else rule
+        with_defaults: JsonObject = {
+            name: rule | {"default": constant[name]}
             for name, rule in properties.items()
+            if isinstance(rule, dict) and name in constant
         }
+        visible["properties"] = properties | with_defaults
+    required = visible.pop("required", None)
     needed = [name for name in required if name not in defaults] if isinstance(required, list) else []
-    return visible | ({"required": needed} if needed else {})
+    if needed:
+        visible["required"] = needed
+    return visible

@@ -34,7 +34,8 @@ from openapi_tool.tools.tool_names import name_problem
 from openapi_tool.tools.wording import any_of, did_you_mean, short
 
 _VERSIONS = [version.value for version in ProtocolVersion]
-_PROJECT, _CHANNEL = "{project_id}", "{channel_id}"
+_PROJECT = "{project_id}"
+_CHANNEL = "{channel_id}"
 _SUBJECT_PLACEHOLDERS = (_PROJECT, _CHANNEL, "{agent_id}")
 _SUBJECT = re.compile(r"(?:[A-Za-z0-9_-]+|\{[^{}]*\})(?:\.(?:[A-Za-z0-9_-]+|\{[^{}]*\}))*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -44,7 +45,8 @@ _SUSPEND = ("options", "suspend_timeout_seconds")
 _OFTEN_EMPTY = "context_box_id"  # not in commands of v1r4; a worker may have put the value into the call's card
 _MAX_SUBJECT_CHARS = 255
 _BOUNDS = (("minimum", "maximum"), ("minLength", "maxLength"), ("minItems", "maxItems"))
-_MAX_DESCRIPTION_CHARS, _LONG_DESCRIPTION_CHARS = 10_000, 1_024
+_MAX_DESCRIPTION_CHARS = 10_000
+_LONG_DESCRIPTION_CHARS = 1_024  # that some model providers take
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +56,7 @@ class LintLimits:
     - `targets`: the tokens TARGET of its subjects.
     - `env_parameters`: the folded names of arguments that may take a secret, beside `api_key`.
     - `allowed_env`: the variables that it passes to tools, None if unknown.
-    - `known_to_be_serving`: these are known to be its settings; then another variable is an error, else a
-      warning.
+    - `known_to_be_serving`: these are known to be its settings; then another variable is an error, else a warning.
     - `budgets`: those of every project.
     """
 
@@ -147,8 +148,10 @@ def _subject_problems(subject: object, limits: LintLimits) -> Iterator[Problem]:
 
 
 def _argument_problems(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
-    shown, envs = object_at(document, *PROPERTIES), object_at(document, "options", "envs")
-    defaults, fixed = object_at(document, *ARGS, "defaults"), object_at(document, *ARGS, "fixed")
+    shown = object_at(document, *PROPERTIES)
+    envs = object_at(document, "options", "envs")
+    defaults = object_at(document, *ARGS, "defaults")
+    fixed = object_at(document, *ARGS, "fixed")
     hide = "take it out here, a model may not be shown it"
     unused = "is never used: fixed or envs set the same argument; take it out"
     rules = (  # a name in the first mapping must not be in the second; path of the first, message
@@ -230,15 +233,17 @@ def _time_problems(document: Mapping[str, JsonValue], limits: LintLimits) -> Ite
         "raise options.suspend_timeout_seconds"
     )
     by_settings = f"tools.max_timeout_s ends every call after {max_timeout_s:g} s; shorten it"
-    all_fit = True
-    for path in (
+    paths = [
         *((*place, name) for place in (section, ("options",)) for name in TIMEOUTS),
         *((*ARGS, group, "timeout") for group in ("defaults", "fixed")),
-    ):
+    ]
+    all_fit = True
+    for path in paths:
         seconds = _number(document, path) or 0
         if seconds > min(max_call_s, max_timeout_s):
             all_fit = False
-            yield Problem(path, f"cannot fit: {by_worker if seconds > max_call_s else by_settings}")
+            why = by_worker if seconds > max_call_s else by_settings
+            yield Problem(path, f"cannot fit: {why}")
     # Up to one usual wait of a worker above `max_timeout_s` is useful, for commit and redeliveries.
     if suspend is not None and all_fit and max_timeout_s + wait_s < suspend <= MAX_SUSPEND_S:
         message = f"is longer than any call: tools.max_timeout_s ends them after {max_timeout_s:g} s; shorten it"
@@ -247,7 +252,8 @@ def _time_problems(document: Mapping[str, JsonValue], limits: LintLimits) -> Ite
 
 def _budget_problems(document: Mapping[str, JsonValue], limits: LintLimits) -> Iterator[Problem]:
     for name in object_at(document, "options", "budget"):
-        most, own = getattr(limits.budgets, name, None), _number(document, ("options", "budget", name))
+        most = getattr(limits.budgets, name, None)
+        own = _number(document, ("options", "budget", name))
         if most is not None and own is not None and own >= most:
             message = f"changes nothing: budgets.{name} is {most:,}, and a definition can only lower it"
             yield Problem(("options", "budget", name), message, warning=True)

@@ -34,9 +34,12 @@ def texts_in(value: object, path: Path) -> Iterator[tuple[Path, str]]:
     """Yield path and text of every string in a value."""
     if isinstance(value, str):
         yield path, value
-    elif isinstance(value, dict | list):
-        for name, item in value.items() if isinstance(value, dict) else enumerate(value):
+    elif isinstance(value, dict):
+        for name, item in value.items():
             yield from texts_in(item, (*path, name))
+    elif isinstance(value, list):
+        for place, item in enumerate(value):
+            yield from texts_in(item, (*path, place))
 
 
 def is_template(value: object) -> bool:

@@ -63,9 +63,8 @@ class ToolRules(Options):
 
     def permits(self, tool: BuiltInTool) -> bool:
         """Return whether a tool is permitted."""
-        return any(_matches(pattern, tool) for pattern in self.allow) and not any(
-            _matches(pattern, tool) for pattern in self.deny
-        )
+        is_denied = any(_matches(pattern, tool) for pattern in self.deny)
+        return not is_denied and any(_matches(pattern, tool) for pattern in self.allow)
 
 
 @validated(frozen=True)
@@ -151,7 +150,8 @@ class Authorizer:
 
     async def _run(self, name: str, hook: Hook, call: PlannedCall) -> str | None:
         """Return why a hook denies a call, None if it allows it. Anything but a timely None denies."""
-        task, asked = asyncio.current_task(), time.monotonic()
+        task = asyncio.current_task()
+        asked = time.monotonic()
         try:
             async with asyncio.timeout(self.policy.hook_timeout_s):
                 verdict = await hook(call)

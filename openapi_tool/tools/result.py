@@ -90,9 +90,10 @@ def success(
             next_cursor=rendered.next_cursor,
             cached=output.cached,
             latency_ms=latency_ms,
-            **({"repaired": list(repaired)} if repaired else {}),
         )
     )
+    if repaired:
+        tool_output["repaired"] = storable(list(repaired))
     result: object = storable_text(rendered.content)
     extras = _extras(attempts, session, budget)
     if result_format == "object":

@@ -27,26 +27,23 @@ _NOUNS = {"boolean": "true or false", "object": "an object", "null": "null"}
 
 def _rule_text(rule: Mapping[str, JsonValue]) -> str | None:
     """Return what a value must be, with an example of the description; None if the rule has no type."""
-    choices, types = rule.get("enum"), rule.get("type")
+    choices = rule.get("enum")
     if isinstance(choices, list):
         return f"must be one of {short(', '.join(map(str, choices)), _MAX_CHOICES_CHARS)}"
-    wanted = types if isinstance(types, list) else [types] if types else []
-    kinds = [_type_text(str(wanted_type), rule) for wanted_type in wanted]
+    types = rule.get("type")
+    if not types:
+        return None
+    wanted = types if isinstance(types, list) else [types]
+    kinds = " or ".join(_type_text(str(wanted_type), rule) for wanted_type in wanted)
     description = rule.get("description")
     example = _EXAMPLE.search(description) if isinstance(description, str) else None
-    return f"must be {' or '.join(kinds)}{f', {example[0]}' if example else ''}" if kinds else None
+    return f"must be {kinds}, {example[0]}" if example else f"must be {kinds}"
 
 
 def _type_text(wanted: str, rule: Mapping[str, JsonValue]) -> str:
     """Return `an integer from 1 to 20`, `a number above 0 and at most 5`, `a list of 1 to 10 texts`."""
     if wanted in ("integer", "number"):
-        above, below = _number(rule, "exclusiveMinimum"), _number(rule, "exclusiveMaximum")
-        return f"{'an' if wanted == 'integer' else 'a'} {wanted}" + (
-            (f" above {_number_text(above)}" if above is not None else "")
-            + (" and" if None not in (above, rule.get("maximum")) else "")
-            + (f" below {_number_text(below)}" if below is not None else "")
-            + _range_text(_number(rule, "minimum"), _number(rule, "maximum"), "of " if above is None else "")
-        )
+        return ("an integer" if wanted == "integer" else "a number") + _limits_text(rule)
     if wanted == "string":
         size = _range_text(_number(rule, "minLength"), _number(rule, "maxLength"), "of ", "character")
         return f"a text{size}{_PATTERN_PHRASES.get(rule.get('pattern'), ' that fits its pattern')}"
@@ -56,6 +53,19 @@ def _type_text(wanted: str, rule: Mapping[str, JsonValue]) -> str:
         size = _range_text(_number(rule, "minItems"), _number(rule, "maxItems"), "of ", noun)
         return f"a list{size or f' of {noun}s'}"
     return _NOUNS.get(wanted, wanted)
+
+
+def _limits_text(rule: Mapping[str, JsonValue]) -> str:
+    above = _number(rule, "exclusiveMinimum")
+    below = _number(rule, "exclusiveMaximum")
+    text = ""
+    if above is not None:
+        text += f" above {_number_text(above)}"
+        if rule.get("maximum") is not None:
+            text += " and"
+    if below is not None:
+        text += f" below {_number_text(below)}"
+    return text + _range_text(_number(rule, "minimum"), _number(rule, "maximum"), "of " if above is None else "")
 
 
 def _number(rule: Mapping[str, JsonValue], keyword: str) -> float | None:
@@ -79,7 +89,9 @@ def _range_text(minimum: float | None, maximum: float | None, of: str, noun: str
 
 
 def _number_text(number: float | None) -> str:
-    return short(f"{int(number) if isinstance(number, float) and number.is_integer() else number:,}")
+    if isinstance(number, float) and number.is_integer():
+        number = int(number)
+    return short(f"{number:,}")
 
 
 MAX_CACHE_BYTES = 32_000_000

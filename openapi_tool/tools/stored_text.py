@@ -16,9 +16,11 @@ _PIECE_CHARS = 128 * 1024
 
 def stored_text(items: Sequence[Item], stored_items: Sequence[StoredItem]) -> StoredText:
     """Return the whole text of the items, and the position of each in it."""
-    content, digest, chars = bytearray(b'{"__type__":"TextContent","text":"'), hashlib.sha256(), 0
+    content = bytearray(b'{"__type__":"TextContent","text":"')
+    digest = hashlib.sha256()
+    chars = 0
     for piece in _pieces(items):
-        content += dumps(piece)[1:-1]
+        content += dumps(piece)[1:-1]  # without its quotes
         digest.update(piece.encode())
         chars += len(piece)
     content += b'"}'

@@ -92,7 +92,8 @@ class Folded:
                 self._starts.append(length)
                 self._changes.append(_Change(start, end - start, len(folded)))
             pieces += (text[copied:start], folded)
-            copied, length = end, length + len(folded)
+            length += len(folded)
+            copied = end
         return "".join([*pieces, text[copied:]])
 
     def origin(self, at: int) -> int:
@@ -100,7 +101,8 @@ class Folded:
         found = bisect_right(self._starts, at) - 1
         if found < 0:
             return at
-        beyond, change = at - self._starts[found], self._changes[found]
+        change = self._changes[found]
+        beyond = at - self._starts[found]
         if beyond < change.folded_chars:
             return change.start
         return change.start + change.chars + beyond - change.folded_chars
@@ -110,9 +112,12 @@ class Folded:
         found = bisect_right(self._changes, origin, key=lambda change: change.start) - 1
         if found < 0:
             return origin
-        start, change = self._starts[found], self._changes[found]
+        start = self._starts[found]
+        change = self._changes[found]
         beyond = origin - change.start
-        return start + (change.folded_chars + max(0, beyond - change.chars) if beyond else 0)
+        if not beyond:
+            return start
+        return start + change.folded_chars + max(0, beyond - change.chars)
 
 
 @lru_cache(maxsize=4_096)  # a text has few different letters
@@ -121,7 +126,8 @@ def _folded_letter(letter: str) -> str:
     if letter[0] == " ":
         return " "
     text = unicodedata.normalize("NFKC", _IGNORED.sub("", letter)).casefold()
-    kept, strips = list[str](), False
+    kept: list[str] = []
+    strips = False  # the marks of the last letter
     for char in unicodedata.normalize("NFKD", text):
         if not unicodedata.combining(char):
             strips = _HAS_PLAIN_MARKS.match(char) is not None

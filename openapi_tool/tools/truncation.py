@@ -106,9 +106,8 @@ def truncate(items: Sequence[Item], limit: ResultLimit) -> Truncated:
     frame_chars = sum(_frame_chars(item) for index, item in enumerate(items) if index not in left_out)
     space = max(2, limit.chars - NOTE_CHARS - frame_chars)  # captions get half of it, so at least 1
     space_tokens = max(2, limit.tokens - (NOTE_CHARS + frame_chars) // FRAME_CHARS_PER_TOKEN)
-    captions = _fit_captions(
-        ["" if n in left_out else item.caption for n, item in enumerate(items)], space, space_tokens
-    )
+    kept_captions = ["" if index in left_out else item.caption for index, item in enumerate(items)]
+    captions = _fit_captions(kept_captions, space, space_tokens)
     count = min(left_out, default=len(items))
     shares = _item_shares(items[:count], space - sum(map(len, captions))) + [0] * (len(items) - count)
     shares = _within_tokens(items, shares, space_tokens - sum(map(estimate_tokens, captions)))
@@ -117,8 +116,10 @@ def truncate(items: Sequence[Item], limit: ResultLimit) -> Truncated:
     stored_items: list[StoredItem] = []
     at = 0  # position in the stored text, as `stored_text` joins it
     for item, caption, end in zip(items, captions, ends, strict=True):
-        at += len(item.caption) + len(BLOCK_GAP) if item.caption else 0
-        text, body_at = item.part(end), item.chars - len(item.body)
+        if item.caption:
+            at += len(item.caption) + len(BLOCK_GAP)
+        text = item.part(end)
+        body_at = item.chars - len(item.body)
         # Search the body only: no line of a head opens a code block or table.
         opening = opening_of(text[body_at:], item.part(end + 1)[end:]) if end < item.chars else None
         parts.append(Part(text, caption, left=item.chars - end, after=item.after))
@@ -128,22 +129,31 @@ def truncate(items: Sequence[Item], limit: ResultLimit) -> Truncated:
                 StoredItem(at, at + end, at + item.chars, opening, _title(item), item.label, item.after)
             )
             at += item.chars + len(BLOCK_GAP)
-        at += len(item.after) + len(BLOCK_GAP) if item.after else 0
+        if item.after:
+            at += len(item.after) + len(BLOCK_GAP)
     return Truncated(tuple(parts), tuple(stored_items), sum(part.left for part in parts))
 
 
 def _frame_chars(item: Item) -> int:
-    notes = (CAPTION_CHARS if item.caption else 0) + (len(item.after) + CAPTION_CHARS if item.after else 0)
-    return notes + (MARK_CHARS + CUT_CHARS if item.chars else 0)
+    chars = 0
+    if item.caption:
+        chars += CAPTION_CHARS
+    if item.after:
+        chars += len(item.after) + CAPTION_CHARS
+    if item.chars:
+        chars += MARK_CHARS + CUT_CHARS
+    return chars
 
 
 def _left_out(items: Sequence[Item], limit: ResultLimit) -> frozenset[int]:
     """Return the indexes of the items that are left out: what must be shown of earlier ones takes all space."""
-    chars, tokens = limit.chars - NOTE_CHARS, limit.tokens - NOTE_CHARS // FRAME_CHARS_PER_TOKEN
+    chars = limit.chars - NOTE_CHARS
+    tokens = limit.tokens - NOTE_CHARS // FRAME_CHARS_PER_TOKEN
     are_pages = all(item.caption for item in items)
     first = next((index for index, item in enumerate(items) if item.chars), 0)
     for index, item in enumerate(items):
-        head = item.part(_MIN_PAGE_CHARS if are_pages else min(len(item.head), _MIN_HEAD_CHARS) or MIN_CHARS)
+        head_chars = min(len(item.head), _MIN_HEAD_CHARS) or MIN_CHARS
+        head = item.part(_MIN_PAGE_CHARS if are_pages else head_chars)
         chars -= _frame_chars(item) + max(len(head), min(item.chars, MIN_CHARS))
         tokens -= -(-_frame_chars(item) // FRAME_CHARS_PER_TOKEN) + estimate_tokens(head)
         # The first text and captions alone stay: they are shortened.
@@ -164,7 +174,9 @@ def _fit_captions(captions: Sequence[str], space: int, tokens: int) -> list[str]
 
 def _title(item: Item) -> str:
     title, address, *_ = [*item.head.split("\n", 2), "", ""]
-    return f"{title[:_MAX_TITLE_CHARS]}\n{address if len(address) <= _MAX_LINE_CHARS else ''}".rstrip("\n")
+    if len(address) > _MAX_LINE_CHARS:
+        address = ""
+    return f"{title[:_MAX_TITLE_CHARS]}\n{address}".rstrip("\n")
 
 
 def _item_shares(items: Sequence[Item], space: int) -> list[int]:
@@ -186,15 +198,16 @@ def _within_tokens(items: Sequence[Item], shares: Sequence[int], space: int) -> 
     for_bodies = max_min_shares(bodies, max(0, space - sum(for_heads)))
     ends = [fitting_chars(part, head + body) for part, head, body in zip(parts, for_heads, for_bodies, strict=True)]
     # The estimates of parts do not add up exactly to that of the whole: never cut a head that fits.
-    whole = [len(head) * (share >= size) for head, share, size in zip(heads, for_heads, head_sizes, strict=True)]
+    whole = [len(head) if share >= size else 0 for head, share, size in zip(heads, for_heads, head_sizes, strict=True)]
     return list(map(max, ends, whole))
 
 
 def max_min_shares(sizes: Sequence[int], space: int) -> list[int]:
     """Return max-min fair shares of `space`: small sizes in full, equal shares for the others."""
     shares = [0] * len(sizes)
-    for count, index in zip(range(len(sizes), 0, -1), sorted(range(len(sizes)), key=sizes.__getitem__), strict=True):
-        shares[index] = min(sizes[index], space // count)
+    smallest_first = sorted(range(len(sizes)), key=sizes.__getitem__)
+    for done, index in enumerate(smallest_first):
+        shares[index] = min(sizes[index], space // (len(sizes) - done))
         space -= shares[index]
     return shares
 
@@ -203,8 +216,9 @@ def _end(item: Item, limit: int) -> int:
     """Return where to cut an item: at a boundary, but not within a head that fits."""
     if limit >= item.chars:
         return item.chars
-    end, head = boundary(item.part(limit + 1), limit), len(item.head)
-    return max(end, head) if limit >= head else end
+    end = boundary(item.part(limit + 1), limit)
+    head_end = len(item.head)
+    return max(end, head_end) if limit >= head_end else end
 
 
 def boundary(text: str, limit: int) -> int:
@@ -240,9 +254,11 @@ def opening_of(text: str, following: str, inherited: str = "") -> int | None:
 def _table(text: str, following: str, inherited: str) -> int | None:
     if text.endswith("\n") and not following.startswith("|"):
         return None
-    begin, at = None, len(text) - text.endswith("\n")
-    while at >= 0 and text.startswith("|", line := text.rfind("\n", 0, at) + 1):
-        begin, at = line, line - 1
+    begin = None
+    line_end = len(text.removesuffix("\n"))
+    while line_end >= 0 and text.startswith("|", line := text.rfind("\n", 0, line_end) + 1):
+        begin = line
+        line_end = line - 1
     if begin == 0 and inherited.startswith("|"):
         return -1
     return begin if begin is not None and opening_lines(text[begin : begin + OPENING_CHARS]) else None
@@ -287,9 +303,11 @@ def later_part(
     `window` is the stored text from `place` on, as far as it was read; `opening` the lines at `place.opening`.
     """
     parts: list[Part] = []
-    space, at = limit.chars - NOTE_CHARS - CUT_CHARS, place.start
+    space = limit.chars - NOTE_CHARS - CUT_CHARS
     tokens = limit.tokens - (NOTE_CHARS + CUT_CHARS) // FRAME_CHARS_PER_TOKEN
-    label, last = None, 0  # of the part before
+    at = place.start
+    count = len(stored_items)
+    label, last = None, 0  # label and number of the item before
     for number, item in enumerate(stored_items, start=1):
         # Each further item continues where the first result cut it.
         begin = place.start if item.start <= place.start else max(item.shown, place.start)
@@ -302,7 +320,7 @@ def later_part(
         lines = opening if begin == item.start or not item.title else f"{item.title}\n{opening}"
         # A whole item right behind another one of its label needs no line that says where it is.
         is_next = begin == item.start and item.label == label and last == number - 1
-        label, last, count = item.label, number, len(stored_items)
+        label, last = item.label, number
         position = where_in(item, begin, number if count > 1 else None, count, lines.count("\n"))
         caption = "" if is_next else f"[Continued: {position}.]"
         notes = len(caption) + len(item.after)
@@ -312,14 +330,18 @@ def later_part(
         is_full = space < MIN_CHARS or tokens < MIN_CHARS // FRAME_CHARS_PER_TOKEN
         if not text or (parts and is_full):
             return LaterPart(tuple(parts), at, Place(begin, opening_at))
-        size = boundary(text, max(min(space, fitting_chars(text[: max(space, 0)], tokens)), MIN_CHARS))
-        space, at = space - size, begin + size
+        fitting = min(space, fitting_chars(text[: max(space, 0)], tokens))
+        size = boundary(text, max(fitting, MIN_CHARS))
+        at = begin + size
+        space -= size
         tokens -= estimate_tokens(text[:size])
         parts.append(Part(text[:size], caption, lines, item.end - at, item.after))
         if at < item.end:
             # -1: the part ends in the code block or table in which it began.
             found = opening_of(text[:size], text[size : size + 1], opening)
-            next_opening = opening_at if found == -1 else None if found is None else begin + found
+            next_opening = found if found is None else begin + found
+            if found == -1:
+                next_opening = opening_at
             return LaterPart(tuple(parts), at, Place(at, next_opening))
     return LaterPart(tuple(parts), at, None)
 
@@ -328,5 +350,7 @@ def where_in(item: StoredItem, begin: int, number: int | None, count: int, repea
     """Describe where a part begins; `number` is None for a single item."""
     name = item.label or ("" if number is None else f"item {number} of {count}")
     prefix = f"{name}, " if name else ""
-    lines = f"; its first {'line is' if repeated == 1 else f'{repeated} lines are'} repeated" if repeated else ""
+    lines = ""
+    if repeated:
+        lines = "; its first line is repeated" if repeated == 1 else f"; its first {repeated} lines are repeated"
     return f"{prefix}from character {begin - item.start + 1:,} of {item.end - item.start:,}{lines}"

@@ -131,7 +131,9 @@ def _unquoted_placeholder(node: yaml.MappingNode) -> str | None:
         return None
     key, value = node.value[0]
     is_empty = isinstance(value, yaml.ScalarNode) and value.tag == _NULL_TAG and not value.value
-    return key.value if is_empty and isinstance(key, yaml.ScalarNode) and key.value in PLACEHOLDERS else None
+    if is_empty and isinstance(key, yaml.ScalarNode) and key.value in PLACEHOLDERS:
+        return str(key.value)
+    return None
 
 
 @dataclass(slots=True)

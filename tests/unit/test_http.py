@@ -651,11 +651,11 @@ def test_a_cancelled_request_has_a_connection_if_and_only_if_it_was_written(
 
     async def check() -> None:
         async with Upstream(tmp_path, script) as upstream:
-            permit = Permit(KEY)
+            permit = Permit("KEY", KEY)
             for iterations in count():
                 if reused:
                     await upstream.request()
-                before, permit = len(written), Permit(KEY)
+                before, permit = len(written), Permit("KEY", KEY)
                 fetching = asyncio.create_task(fetch(upstream.client, sent, on_connected=permit.connected))
                 for _ in range(iterations):
                     await asyncio.sleep(0)
