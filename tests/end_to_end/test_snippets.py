@@ -91,7 +91,7 @@ NOT_RUN = {
     r"openapi-tool usage .*--plot .*": "needs the extra [plot]; tests/kernel/test_inspection.py draws where it can",
     r"python -c .*/livez.*": "runs in a container; tests/unit/test_telemetry.py asks /livez",
     r"docker compose .*": "needs an engine; tests/unit/test_compose.py checks file, commands and variables",
-    r"openapi-tool --(install|show)-completion( +#.*)?": "changes the user's shell; tests/unit/test_completion.py runs it",
+    r"openapi-tool --(install|show)-completion( +#.*)?": "is for a shell; tests/unit/test_completion.py runs it",
     r"export \w+=.*": "a variable that each run of `serve` in the tests has",
     r"openapi-tool gateway( +#.*)?": "runs until SIGTERM; tests/gateway/test_gateway_process.py starts it",
     r"curl -s http://127\.0\.0\.1:8090/.*": "needs a gateway; tests/gateway/test_http.py sends such requests",
