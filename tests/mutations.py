@@ -373,8 +373,8 @@ SECRETS = (
     ),
     Mutation(
         "jina/response.py",
-        "if inline and _may_hold_secret(output, redactor):",
-        "if False:",
+        "elif _may_hold_secret(output, redactor):",
+        "elif False:",
         "tests/hostile/test_inline_bounds.py::test_what_may_be_a_secret_is_masked_in_a_worker",
     ),
     Mutation(

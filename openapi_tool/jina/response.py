@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from itertools import chain
 from typing import Any, cast
@@ -139,9 +139,11 @@ def read_response(
         error.tokens = usage_of(envelope).tokens  # the upstream charges for the page
         return NothingToShow(error)
     del envelope  # up to four times the bytes of the body
-    if inline and _may_hold_secret(output, redactor):
+    if not inline:
+        output = _masked(output, redactor)
+    elif _may_hold_secret(output, redactor):
         raise MayHoldSecret
-    return _masked(output, redactor)
+    return _storable(output)
 
 
 def unread_failure(expected: Expected, received: Received) -> ToolError | None:
@@ -186,18 +188,22 @@ def _may_hold_secret(output: ToolOutput, redactor: Redactor) -> bool:
 
 
 def _masked(output: ToolOutput, redactor: Redactor) -> ToolOutput:
-    """Mask secrets, and replace what jsonb refuses, before the output is truncated.
+    """Mask secrets, before the output is truncated: afterwards the redactor would not recognize half a key.
 
-    Afterwards the redactor would not recognize half a key. All texts are searched as one, as nearly all are returned as
-    they came.
+    All texts are searched as one, as nearly all are returned as they came.
     """
     items = output.items
-    content = output.content
-    if redactor.is_suspect(content):
+    if redactor.is_suspect(output.content):
         items = tuple(one._replace(head=redactor.text(one.head), body=redactor.text(one.body)) for one in items)
-    if storable_text(content) != content:
-        items = tuple(Item(*map(storable_text, item)) for item in items)
     return ToolOutput(items, redactor.value(output.state), output.usage)
+
+
+def _storable(output: ToolOutput) -> ToolOutput:
+    """Replace what jsonb refuses."""
+    content = output.content
+    if storable_text(content) == content:
+        return output
+    return replace(output, items=tuple(Item(*map(storable_text, item)) for item in output.items))
 
 
 _HIGH, _LOW = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
