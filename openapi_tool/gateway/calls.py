@@ -42,7 +42,9 @@ from openapi_tool.telemetry.logs import CALL_FIELDS
 from openapi_tool.tools.deadlines import Deadline
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.policy import Policy
+from openapi_tool.tools.problems import listed
 from openapi_tool.tools.result import ResultFields
+from openapi_tool.tools.schema import unsuitable_values
 from openapi_tool.tools.switches import Switches
 from openapi_tool.tools.wording import short
 
@@ -418,10 +420,9 @@ class Gateway:
 def _checked(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a model's arguments, of bounded size. Raises BadRequest."""
     checked = checked_arguments(arguments)  # first: their number and depth bound the work of the next line
-    try:
-        size = len(orjson.dumps(checked))
-    except TypeError:
-        raise BadRequest("The tool call's arguments contain a number beyond 64 bits; give a smaller one.") from None
+    if unsuitable := unsuitable_values(checked):
+        raise BadRequest(f"Correct these and call again: {'; '.join(listed(unsuitable))}.")
+    size = len(orjson.dumps(checked))
     if size > MAX_CONTENT_BYTES:
         raise BadRequest(f"The tool call's arguments are larger than {MAX_CONTENT_BYTES:,} bytes; call with less.")
     return checked

@@ -115,10 +115,12 @@ def _hash(secret: str) -> str:
 
 
 def _problems(error: ValidationError) -> list[str]:
-    return [
-        f"{'.'.join(map(str, problem['loc']))}: {problem['msg'].removeprefix('Value error, ')}"
-        for problem in error.errors(include_url=False, include_input=False)
-    ]
+    found = []
+    for problem in error.errors(include_url=False, include_input=False):
+        place = ".".join(map(str, problem["loc"]))
+        message = problem["msg"].removeprefix("Value error, ")
+        found.append(f"{place}: {message}" if place else message)
+    return found
 
 
 class TokenStore(Protocol):

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_SINGLE_HEADERS = ("Content-Encoding", "Content-Type", "Idempotency-Key")
+
 MAX_BODY_BYTES = 2**20
 """Four times the largest arguments."""
 
@@ -192,6 +194,14 @@ class Access:
                 "The request has both Content-Length and Transfer-Encoding; send one of them.",
                 close=True,
             )
+        for name in _SINGLE_HEADERS:
+            if len(headers.getlist(name)) > 1:  # a proxy may go by another one
+                raise Problem(
+                    HTTPStatus.BAD_REQUEST,
+                    "bad_request",
+                    f"The request has several {name} headers; send one.",
+                    close=True,
+                )
         if headers.get("content-encoding", "identity").lower() != "identity":
             raise Problem(
                 HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "bad_request", "The body must not be compressed.", close=True
@@ -206,7 +216,7 @@ class Access:
             connection.received()
             scope.setdefault("state", {})["caller"] = entry.caller
             with _ending_with(entry, connection):
-                await self._app(scope, _with_body(body, receive), send)
+                await self._app(scope, with_body(body, receive), send)
 
     def _check_host(self, headers: Headers) -> None:
         given = headers.getlist("host")
@@ -388,7 +398,7 @@ async def read_body(headers: Headers, receive: Receive, hold: Callable[[int], No
     return bytes(body)
 
 
-def _with_body(body: bytes, receive: Receive) -> Receive:
+def with_body(body: bytes, receive: Receive) -> Receive:
     """Return what an app receives: the body, and then the end of the connection."""
     pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 

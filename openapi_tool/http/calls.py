@@ -34,7 +34,7 @@ async def json_object(request: Request) -> dict[str, Any]:
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "bad_request", "Send the arguments as Content-Type: application/json."
         )
     try:
-        value = loads(await request.body() or b"{}")
+        value = loads((await request.body()).decode() or "{}")  # decoded here: a parser may guess another encoding
     except ValueError:
         raise Problem(HTTPStatus.BAD_REQUEST, "bad_request", "The body is no JSON in UTF-8; correct it.") from None
     if not isinstance(value, dict):

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
+
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp_types import INVALID_REQUEST, ErrorData, JSONRPCError
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from openapi_tool.gateway.calls import Caller, Gateway
-from openapi_tool.http.access import MAX_BODY_BYTES
+from openapi_tool.http.access import MAX_BODY_BYTES, with_body
 from openapi_tool.http.calls import caller_of
+from openapi_tool.mcp.messages import problem_of
 from openapi_tool.mcp.server import Context, McpServer
 
 PATH = "/mcp"
@@ -27,6 +32,18 @@ class McpDoor:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
+        if scope["method"] == "POST":
+            body = await Request(scope, receive).body()
+            if problem := problem_of(body):
+                error = JSONRPCError(jsonrpc="2.0", id=None, error=ErrorData(code=INVALID_REQUEST, message=problem))
+                refusal = Response(
+                    error.model_dump_json(by_alias=True, exclude_unset=True),
+                    HTTPStatus.BAD_REQUEST,
+                    media_type="application/json",
+                )
+                await refusal(scope, receive, send)
+                return
+            receive = with_body(body, receive)
         await self.manager.handle_request(scope, receive, send)
 
 

@@ -31,9 +31,9 @@ from mcp_types import (
     jsonrpc_message_adapter,
 )
 from pydantic import ValidationError
-from pydantic_core import from_json
 
 from openapi_tool.gateway.calls import Answer
+from openapi_tool.mcp.messages import problem_of
 
 log = logging.getLogger(__name__)
 
@@ -124,8 +124,8 @@ class StdioTransport:
             problem = "the line is no JSON-RPC message" if is_json else "the line is no JSON"
             await self._refuse(code, f"{problem}; send one JSON object per line")
             return None
-        if isinstance(message, JSONRPCNotification) and "id" in from_json(line):  # of an invalid type
-            await self._refuse(INVALID_REQUEST, "the id of a request must be a text or a whole number")
+        if isinstance(message, JSONRPCNotification) and (problem := problem_of(line)):
+            await self._refuse(INVALID_REQUEST, problem)
             return None
         return message
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import orjson
 from cachetools import LRUCache
 
 from openapi_tool.protocol.errors import ToolMisconfigured
-from openapi_tool.protocol.jsontext import JsonObject, JsonValue, object_at
+from openapi_tool.protocol.jsontext import JsonObject, JsonValue, levels, object_at
 from openapi_tool.tools.argument_hints import MAIN_NAMES, one_of_several
 from openapi_tool.tools.argument_names import fold, not_taken, probably_meant
 from openapi_tool.tools.bounds import count_values, patterns
@@ -158,10 +159,9 @@ def schema_problems(schema: Mapping[str, JsonValue], arguments: Mapping[str, Jso
         return []
     compiled = _compiled_schema(schema)
     instance = dict(arguments)
-    try:
-        size = _size(instance)
-    except orjson.JSONEncodeError:  # an integer beyond 64 bits; the validator takes milliseconds for 4,000 digits
-        return listed([f"{short(name)}: contains a number beyond 64 bits" for name in sorted(_huge_numbers(instance))])
+    if unsuitable := unsuitable_values(instance):
+        return listed(unsuitable)
+    size = _size(instance)
     if size * compiled.patterns > _MAX_MATCHED_BYTES:
         max_bytes = _MAX_MATCHED_BYTES // compiled.patterns
         return [f"arguments: have more than {max_bytes:,} bytes together, the limit of this tool; give less"]
@@ -226,12 +226,21 @@ def _size(value: JsonValue) -> int:
     return len(orjson.dumps(value))
 
 
-def _huge_numbers(instance: JsonObject) -> Iterator[str]:
-    for name, value in instance.items():
+def unsuitable_values(arguments: Mapping[str, JsonValue]) -> list[str]:
+    """Return a line for each argument that JSON cannot hold exactly; its depth must be limited."""
+    found = []
+    for name, value in sorted(arguments.items()):
+        if any(isinstance(one, float) and not math.isfinite(one) for level in levels([value]) for one in level):
+            found.append(f"{short(name)}: contains a number that is not finite; give another one")
+            continue
         try:
-            _size(value)
-        except orjson.JSONEncodeError:
-            yield name
+            orjson.dumps({name: value})
+        except orjson.JSONEncodeError as error:
+            if "surrogate" in str(error):
+                found.append(f"{short(name)}: contains half of a surrogate pair, which is no character; leave it out")
+            else:  # an integer, for whose digits the validator may take milliseconds
+                found.append(f"{short(name)}: contains a number beyond 64 bits")
+    return found
 
 
 def _located(

@@ -128,6 +128,8 @@ def test_each_code_of_an_error_has_a_status() -> None:
         (b"{", "application/json", 400),
         (b"\xff", "application/json", 400),
         (b'{"url": 1e999}', "application/json", 400),
+        ('{"url": "x"}'.encode("utf-16"), "application/json", 400),
+        ('{"url": "x"}'.encode("utf-16-le"), "application/json; charset=utf-16", 400),
         (b"[" * 1_000_000, "application/json", 400),
         (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "application/json", 400),
         (b'{"url": "' + b"\\u0000" * 1_000 + b'"}', "application/json", 400),
@@ -145,6 +147,37 @@ async def test_a_body_that_is_no_usable_object_is_refused(
         assert (answer.status_code, answer.json()["code"]) == (status, "bad_request")
         assert (await client.get("/v1/tools")).status_code == 200
     assert double.requests() == []
+
+
+@requirement("gateway.http", "arguments.checked")
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("1e999", "timeout: contains a number that is not finite"),
+        ("[-1e999]", "timeout: contains a number that is not finite"),
+        ("9" * 30, "timeout: contains a number beyond 64 bits"),
+        ('"\\ud800"', "timeout: contains half of a surrogate pair"),
+        ('{"\\ud800": 1}', "timeout: contains half of a surrogate pair"),
+    ],
+)
+async def test_a_value_that_json_cannot_hold_exactly_is_named(serve: Serve, value: str, words: str) -> None:
+    body = f'{{"url": "{PAGE}", "timeout": {value}}}'.encode()
+    async with serve() as served, served.client() as client:
+        answer = await client.post(READ, content=body, headers={"Content-Type": "application/json"})
+    assert (answer.status_code, answer.json()["code"]) == (400, "bad_request")
+    assert words in answer.json()["detail"]
+    assert "required" not in answer.json()["detail"]
+
+
+@requirement("gateway.http")
+@pytest.mark.parametrize("name", ["Content-Type", "Content-Encoding", "Idempotency-Key"])
+async def test_a_header_that_is_given_twice_is_refused(serve: Serve, name: str) -> None:
+    values = {"Content-Type": "application/json", "Content-Encoding": "identity", "Idempotency-Key": "a"}
+    headers = [(key, value) for key, value in values.items() for _ in range(2 if key == name else 1)]
+    async with serve() as served, served.client() as client:
+        answer = await client.post(READ, json={"url": PAGE}, headers=headers)
+    assert answer.status_code == 400
+    assert name in answer.json()["detail"]
 
 
 @requirement("gateway.http")

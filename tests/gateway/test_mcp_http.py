@@ -222,6 +222,40 @@ async def test_no_message_disturbs_others(serve: Serve, body: bytes, version: st
         assert (await client.get("/v1/tools")).status_code == 200
 
 
+@requirement("gateway.mcp")
+@pytest.mark.parametrize("version", ["2025-03-26", "2025-06-18", MODERN])
+@pytest.mark.parametrize("request_id", ["null", "1.5", "true", "{}", "[]"])
+async def test_a_request_whose_id_is_none_is_told_so(serve: Serve, request_id: str, version: str) -> None:
+    """Taken for a notification, it would get no answer."""
+    body = f'{{"jsonrpc": "2.0", "id": {request_id}, "method": "tools/list", "params": {{}}}}'.encode()
+    refused = await _posted(serve, body, version)
+    assert refused["error"] == {"code": -32600, "message": "the id of a request must be a text or a whole number"}
+
+
+@requirement("gateway.mcp")
+@pytest.mark.parametrize("version", ["2025-03-26", "2025-06-18", MODERN])
+async def test_several_messages_in_one_are_refused_in_our_words(serve: Serve, version: str) -> None:
+    body = json.dumps([{"jsonrpc": "2.0", "id": number, "method": "tools/list"} for number in (1, 2)]).encode()
+    refused = await _posted(serve, body, version)
+    assert refused["error"]["message"] == "several messages in one are not served; send each by itself"
+
+
+async def _posted(serve: Serve, body: bytes, version: str) -> dict[str, Any]:
+    """Return the error of a message that is refused."""
+    headers = {
+        "Content-Type": "application/json",
+        "Accept": "application/json, text/event-stream",
+        "MCP-Protocol-Version": version,
+        "Mcp-Method": "tools/list",
+    }
+    async with serve() as served, served.client() as client:
+        answer = await client.post("/mcp", content=body, headers=headers)
+    assert answer.status_code == 400
+    found: dict[str, Any] = answer.json()
+    assert found["id"] is None
+    return found
+
+
 @requirement("gateway.shared")
 async def test_agents_of_a_project_share_its_budget_and_have_one_each_through_both_doors(serve: Serve) -> None:
     budgets = {"agent_day_requests": 2, "project_day_requests": 3}

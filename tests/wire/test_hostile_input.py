@@ -615,18 +615,22 @@ async def test_costly_patterns_are_refused_without_matching(world: World) -> Non
 
 
 @requirement("definition.bounds")
-async def test_numbers_beyond_64_bits_are_refused(world: World) -> None:
+async def test_numbers_that_cannot_be_held_exactly_are_refused(world: World) -> None:
     schema = {"properties": {"count": {"allOf": many(19, multipleOf=1)}}}
     outcome = await call_stored(world, {**search_tool(), "parameters": schema}, {**RECORDED_ARGUMENTS, "count": 3.0})
     assert outcome.content["status"] == "success", outcome.content["error"]
-    call = await world.place({"query": "x"})
-    await world.caller.database.execute(
-        "update cards set content = jsonb_set(content, '{arguments,count}', $1::text::jsonb) where card_id = $2",
-        "9" * 4_000,
-        call.card_id,
-    )
-    refused = await world.send(call)
-    assert refused.content["result"]["error_detail"]["problems"] == ["count: contains a number beyond 64 bits"]
+    for number, problem in (
+        ("9" * 4_000, "count: contains a number beyond 64 bits"),
+        ("1e999", "count: contains a number that is not finite; give another one"),
+    ):
+        call = await world.place({"query": "x"})
+        await world.caller.database.execute(
+            "update cards set content = jsonb_set(content, '{arguments,count}', $1::text::jsonb) where card_id = $2",
+            number,
+            call.card_id,
+        )
+        refused = await world.send(call)
+        assert refused.content["result"]["error_detail"]["problems"] == [problem]
 
 
 @requirement("arguments.checked")
