@@ -82,8 +82,8 @@ MONEY = (
     ),
     Mutation(
         "kernel/pipeline/commit.py",
-        "result.parked or await self.parked.park(wait.identity, result)",
-        "result.parked",
+        "result.was_parked or await self.parked.park(wait.identity, result)",
+        "result.was_parked",
         "tests/wire/test_continuation.py::test_a_paid_result_is_not_requested_again",
     ),
     Mutation(

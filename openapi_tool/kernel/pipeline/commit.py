@@ -59,7 +59,7 @@ class ResultCommitter:
         try:
             return await commit_with_retries(stop=stop_after_delay(park_after_s))
         except (Exception, asyncio.CancelledError) as failure:
-            parked = result.parked or await self.parked.park(wait.identity, result)
+            parked = result.was_parked or await self.parked.park(wait.identity, result)
             if parked or not isinstance(failure, Unavailable) or self.retry_timeout_s <= park_after_s:
                 raise
         try:
