@@ -97,7 +97,10 @@ class CommandRunner:
         return await self._handle(held.delivery)
 
     async def _count_run(self, held: HeldCommand, lease: Lease) -> None:
-        """Count the run as lost until it ends. Shielded, so that it is known whether it is counted."""
+        """Count the run as lost until it ends; after that a hand-back may take it off again (`forgive_on_hand_back`).
+
+        Shielded, so that it is known whether it is counted.
+        """
         await self._leases.begin(lease)
         held.forgive_on_hand_back = not held.overdue  # an overdue call may have been cancelled meanwhile
 

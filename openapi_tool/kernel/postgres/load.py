@@ -62,9 +62,10 @@ _CARDS_OF_ID = f"""(
         limit {_MAX_CARDS}
     ) as cards"""  # noqa: S608 - constants only
 
-# The limit is for the sum of both columns' texts. Their jsonb, which is cheaper to measure, is checked first: it has
-# less than 64 kB more than its text if there are at most MAX_VALUES values (tools/bounds); with more values it has at
-# most four times as much (12 bytes for the text "0, ").
+# The limit is for the sum of both columns' texts. Their jsonb, which is cheaper to measure, is checked first. Compared
+# with its text it is largest for a small number: 12 bytes for "0, ". So it has at most four times the bytes of the
+# text. If each column has at most MAX_VALUES (2,000) values (tools/bounds), it has at most 2 * 2,000 * 9 bytes more:
+# less than 64 kB.
 _DEFINITION = f"""
     select
         tool_name, left(after_execution, 16) as after_execution, measured.fits,
@@ -152,7 +153,7 @@ left join lateral (
 """  # noqa: S608 - constants only
 
 
-def written(context_headers: str) -> str:
+def joins_of_written_rows(context_headers: str) -> str:
     """Return the joins of LOAD of what was written: request edge `e`, tool_result row `reported`, earlier result `r`.
 
     `context_headers` is the SQL of the headers of `reported`. All compare the hash, which the kernel's indexes are on;

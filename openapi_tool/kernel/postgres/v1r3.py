@@ -29,7 +29,7 @@ select
 {COLUMNS}
 from (select 1) as one
 {CALL}
-{load.written(_HEADERS)}"""  # noqa: S608 - constants only
+{load.joins_of_written_rows(_HEADERS)}"""  # noqa: S608 - constants only
 
 TIMELINE = """
 select message_type, inbox_id, agent_id, status, left(traceparent, 64) as traceparent, created_at, processed_at

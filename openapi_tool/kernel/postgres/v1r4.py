@@ -55,7 +55,7 @@ cross join lateral (
     select headers, {fits("headers", MAX_HEADER_BYTES)} as fit
     from (select coalesce(anchor.context_headers, turn.context_headers) as headers) as h
 ) as headers
-{load.written(_HEADERS)}"""  # noqa: S608 - constants only
+{load.joins_of_written_rows(_HEADERS)}"""  # noqa: S608 - constants only
 
 TIMELINE = """
 select message_type, inbox_id, agent_id, left(channel_id, 128) as channel_id, agent_turn_id, turn_epoch, status,
