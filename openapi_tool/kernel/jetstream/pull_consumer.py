@@ -43,7 +43,9 @@ _EXPECTED_STATUSES = (StatusCode.REQUEST_TIMEOUT, StatusCode.NO_MESSAGES)
 _NANOSECONDS = 1_000_000_000
 _PENDING = "Nats-Pending-Messages"
 _NUMBER = re.compile(r"[0-9]{1,18}")
-_FIRST_PAUSE_S, _MAX_PAUSE_S, _MAX_REFUSALS = 0.05, 2.0, 10  # after requests that the server ended unexpectedly
+_FIRST_PAUSE_S = 0.05  # after a request that the server ended unexpectedly; each further one doubles it
+_MAX_PAUSE_S = 2.0
+_MAX_REFUSALS = 10  # up to which they are counted: a larger exponent has no effect
 _TOP_UP_DIVISOR = 4
 """Send a further request once it is for a quarter of the most messages wanted so far: fewer, larger requests."""
 
@@ -223,7 +225,7 @@ class PullConsumer:
 
 
 async def unsubscribe(client: BusClient, subscription: Subscription) -> None:
-    """End a subscription; messages already sent are still received."""
+    """End a subscription; messages that the server has already sent are still received."""
     try:
         if client.is_connected:
             async with asyncio.timeout(_UNSUBSCRIBE_TIMEOUT_S):

@@ -174,6 +174,7 @@ class _FlowQueue:
         self._entries = 0
 
     def push(self, path: tuple[str, ...], held: HeldCommand) -> None:
+        """Enqueue a command in the flow `path[0]`; the rest of the path is for that flow's own queue."""
         name = path[0]
         flow = self._flows.get(name)
         if flow is None:

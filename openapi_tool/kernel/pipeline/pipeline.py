@@ -124,7 +124,7 @@ class Pipeline:
         except Unanswerable as refusal:
             return StoreDeadLetter(refusal.reason, refusal.message, refusal.terminate)
         except Unavailable as outage:
-            metrics.REQUEUED.inc()
+            metrics.REQUEUED.inc()  # counts the commands that an outage hands back
             # This reason is logged for each command; the health report logs it once, with the remedy.
             return HandBack(self._options.executor.requeue_delay_s, reason=outage.problem)
         except Exception as defect:

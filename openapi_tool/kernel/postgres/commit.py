@@ -15,7 +15,8 @@ RECENT = "created_at between now() - interval '10 s' and now() + interval '10 s'
 died."""
 
 SENT_LATELY = "(:quiet_s::float8 is null or abs(extract(epoch from now() - created_at)) < :quiet_s)"
-"""SQL condition that another command of the step counts: sent in the last seconds, or (null) at any time."""
+"""SQL condition that another command of the step counts: sent in the last `quiet_s` seconds, or at any time if that is
+null."""
 
 
 class Mode(StrEnum):

@@ -34,6 +34,8 @@ from openapi_tool.tools.tool_names import unmangled
 
 _MAX_STORED_BYTES = 256 * 1024  # of an earlier result, in its stored (compressed) form
 
+_MAX_ID_CHARS = MAX_HEADER_BYTES  # of a call id, which a command may name in a header
+
 _MAX_CARDS = 20  # of a call id, one of them the tool.call card; the kernel writes two
 _MAX_EDGES = 100  # of a call, of which the oldest is used; the kernel writes two
 
@@ -41,7 +43,7 @@ _MAX_EDGES = 100  # of a call, of which the oldest is used; the kernel writes tw
 def _call_card(source: str) -> str:
     return f"""
     select
-        card_id, left(tool_call_id, {MAX_HEADER_BYTES}) as tool_call_id,
+        card_id, left(tool_call_id, {_MAX_ID_CHARS}) as tool_call_id,
         measured.content_fits and measured.metadata_fit as fits,
         case when measured.content_fits then content end as content,
         case when measured.metadata_fit then metadata end as metadata
