@@ -82,8 +82,8 @@ MONEY = (
     ),
     Mutation(
         "kernel/pipeline/commit.py",
-        "result.parked or await self.parked.park(wait.identity, result)",
-        "result.parked",
+        "result.was_parked or await self.parked.park(wait.identity, result)",
+        "result.was_parked",
         "tests/wire/test_continuation.py::test_a_paid_result_is_not_requested_again",
     ),
     Mutation(
@@ -530,8 +530,8 @@ LOSS = (
     ),
     Mutation(
         "kernel/pipeline/result_order.py",
-        "min(wait.wait_until, progress_at + MAX_STALL_S)",
-        "min(wait.wait_until, progress_at + 60)",
+        "min(wait.ends_at, progress_at + MAX_STALL_S)",
+        "min(wait.ends_at, progress_at + 60)",
         "tests/unit/test_executor.py::test_a_row_that_is_never_read_delays_all_results_of_its_turn_by_a_second",
     ),
     Mutation(

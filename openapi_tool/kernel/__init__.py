@@ -1,1 +1,1 @@
-"""The kernel door: `jetstream` receives commands, `pipeline` runs a call, `postgres` holds the rows of the kernel."""
+"""The kernel door: `jetstream` receives commands, `pipeline` has calls run and answers them, `postgres` holds rows."""

@@ -271,7 +271,7 @@ def test_look_ahead_hands_back_commands_of_the_largest_project_without_decoding(
         for number in range(1, 4):
             scene.offer(scene.bus.message(number))
         for number, project in ((4, "proj"), (5, "other"), (6, "proj")):
-            scene.consumer._receive_or_refuse(scene.bus.message(number, project=project))  # noqa: SLF001 - by LookAhead
+            scene.consumer._receive_ahead(scene.bus.message(number, project=project))  # noqa: SLF001 - by LookAhead
         await iterate_loop(100)
         # 4: the queue is full, and proj has the most; 3: evicted for 5; 6: as 4
         assert [number for number, _ in naks(scene)] == [4, 3, 6]
@@ -280,7 +280,7 @@ def test_look_ahead_hands_back_commands_of_the_largest_project_without_decoding(
         handling.go.set()
         await iterate_loop(200)
         for number in (4, 3, 6):
-            scene.consumer._receive_or_refuse(scene.bus.message(number, attempt=2))  # noqa: SLF001 - by LookAhead
+            scene.consumer._receive_ahead(scene.bus.message(number, attempt=2))  # noqa: SLF001 - by LookAhead
             await iterate_loop(100)
         # 2 and 5 are of different projects, which have equal shares
         assert handling.numbers in ([1, 2, 5, 4, 3, 6], [1, 5, 2, 4, 3, 6])

@@ -274,7 +274,7 @@ async def test_parked_result_is_found_complete_and_then_deleted() -> None:
     await parked.park(identity(), ResultToCommit(FIELDS, artifact))
     found = await ParkedResults(store, KEY).find(identity())
     assert found is not None
-    assert (found.fields, found.parked) == (FIELDS, True)
+    assert (found.fields, found.was_parked) == (FIELDS, True)
     assert found.artifact == artifact
     await parked.delete(identity())
     assert await parked.find(identity()) is None

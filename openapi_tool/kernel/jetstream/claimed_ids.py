@@ -25,7 +25,7 @@ def project_of(subject: str) -> str:
 def ids_of(command: Delivery | Msg) -> dict[str, Any]:
     """Return the ids that a command claims, each truncated, for log lines.
 
-    Of a held command give its delivery: its message is empty (`kernel/jetstream/deliveries.py`).
+    For a held command pass its delivery, not its message, which is empty (`kernel/jetstream/deliveries.py`).
     """
     subject, headers, data = command.subject, command.headers or {}, command.data
     sequence = command.stream_sequence if isinstance(command, Delivery) else command.metadata.sequence.stream

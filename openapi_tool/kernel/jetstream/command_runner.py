@@ -75,9 +75,19 @@ class CommandRunner:
             _log_unsettled(held, error)
 
     async def _own_and_handle(self, held: HeldCommand) -> Settlement | _RunLater:
+        """Handle a command; one that was redelivered only under its lease.
+
+        A hand-back takes a run off the lost ones if `forgive_on_hand_back` is set:
+
+        | the command | its record counts this run | forgive |
+        | --- | --- | --- |
+        | was never run | there is none, which means one lost run | yes, unless it is overdue |
+        | was redelivered, and has no lease yet | no | no |
+        | is counted (`_count_run`) | yes | yes, unless it is overdue |
+        """
         if held.never_run:
             return await self._handle(held.delivery)
-        held.forgive_on_hand_back = False  # until this run is counted: else an earlier lost run would be forgiven
+        held.forgive_on_hand_back = False  # else an earlier lost run would be forgiven
         lease = await self._leases.take(held.delivery)
         _log_redelivery(held.delivery, lease)
         if isinstance(lease, LeaseTaken):
@@ -97,7 +107,10 @@ class CommandRunner:
         return await self._handle(held.delivery)
 
     async def _count_run(self, held: HeldCommand, lease: Lease) -> None:
-        """Count the run as lost until it ends. Shielded, so that it is known whether it is counted."""
+        """Count the run as lost until it ends; after that a hand-back may take it off again (`forgive_on_hand_back`).
+
+        Shielded, so that it is known whether it is counted.
+        """
         await self._leases.begin(lease)
         held.forgive_on_hand_back = not held.overdue  # an overdue call may have been cancelled meanwhile
 
@@ -107,7 +120,7 @@ class CommandRunner:
         match settlement:
             case Acknowledge():
                 await message.ack()  # if the ack is lost, the redelivered command finds its stored result
-            case HandBack(delay_s, defect, reason):
+            case HandBack(delay_s, defect, reason):  # the handler decided it; `_hand_back` is for a cancelled run
                 log.info(
                     "handed a command back: %s", reason, extra={"action": "command.requeued"} | ids_of(held.delivery)
                 )

@@ -1,4 +1,4 @@
-"""Consume commands from the durable consumer: pull, hold, run, send heartbeats, drain."""
+"""Consume commands by a durable of JetStream: pull, hold, run, send heartbeats, drain."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class CommandConsumer:
         self._command_runner = CommandRunner(self.leases, dead_letters, handle, options.executor)
         self._heartbeats = Heartbeats(self.leases, options.durable.nats.ack_wait_s)
         self._intake = Intake(options.executor, new_scheduler(options.fairness), client.publish)
-        self._doubt_until = 0.0  # until then a received message is held as stale
+        self._stale_until = 0.0  # a message that is received before that is held as stale
         self._draining = False
         self._slots = slots or Slots(self._concurrency)
         self._slots.wake = self.wake
@@ -95,7 +95,10 @@ class CommandConsumer:
 
     @property
     def _free(self) -> int:
-        """Number of free slots; negative once calls that had given up their slots took them again, free or not."""
+        """Number of free slots; negative once calls that had given up their slots took them again, free or not.
+
+        For example, of 8 slots 8 calls hold one, and a ninth call, which had paused, resumes: -1.
+        """
         return self._concurrency - len(self._running) + self._slots.without_slot
 
     @property
@@ -106,7 +109,7 @@ class CommandConsumer:
     def stalled(self, seconds: float) -> None:
         """Handle a stall of the event loop: held commands may have been redelivered elsewhere."""
         if seconds > self._heartbeats.ack_wait_s * _STALL_SHARE:
-            self._doubt_until = time.monotonic() + _AFTER_STALL_S
+            self._stale_until = time.monotonic() + _AFTER_STALL_S
             self._intake.mark_stale()
 
     def start(self) -> None:
@@ -189,12 +192,13 @@ class CommandConsumer:
         while True:
             try:
                 durable = await ensure_durable(self._client, self._options.durable)
-                await observe(self._client, durable, self._clock)  # sets the clock that deadlines and leases use
+                # Sets `_clock` to the time of the server; deadlines and leases use it.
+                await observe(self._client, durable, self._clock)
                 await self._dead_letters.inspect()
                 self._report_new_stream(durable)
                 self.durable = durable
                 self._pull = PullConsumer(self._client, durable, self._wanted, self._receive)
-                self._look_ahead = LookAhead(self._client, durable, self._look_ahead_batch, self._receive_or_refuse)
+                self._look_ahead = LookAhead(self._client, durable, self._look_ahead_batch, self._receive_ahead)
                 log.info(
                     "consuming",
                     extra={"action": "consumer.started", "stream": durable.stream, "durable": durable.name},
@@ -262,7 +266,8 @@ class CommandConsumer:
     def _may_run(self) -> bool:
         """A command may run: a slot is free, or a project holds more slots than one project may keep (7/8, `Slots`).
 
-        As many calls of other projects as it holds slots beyond that may run without one (ADR 6).
+        As many calls of other projects as it holds slots beyond that may run without one (ADR 6). For example, one
+        that holds all of 16 slots may keep 14, so two calls of other projects may begin.
         """
         return self._free + self._slots.excess > 0
 
@@ -274,7 +279,7 @@ class CommandConsumer:
     def _receive(self, message: Msg) -> bool:
         """Hold a message until a slot is free. Return False if JetStream did not send it."""
         try:
-            held = self._intake.take(message, stale=time.monotonic() < self._doubt_until)
+            held = self._intake.take(message, stale=time.monotonic() < self._stale_until)
         except ForeignMessage:
             log.warning("ignored a message that JetStream did not send", extra={"action": "pull.foreign"})
             return False
@@ -293,15 +298,15 @@ class CommandConsumer:
             self._intake.hand_back(held)
         return True
 
-    def _receive_or_refuse(self, message: Msg) -> None:
+    def _receive_ahead(self, message: Msg) -> None:
         """Receive a message of the look-ahead: hand it back at once if too many wait, else hold it.
 
-        Right after a stall it is held in any case. It may run elsewhere, and the notice of a refused message would say
+        Right after a stall it is held in any case. It may run elsewhere, and the notice of the hand-back would say
         that it never ran.
         """
-        if time.monotonic() >= self._doubt_until:
+        if time.monotonic() >= self._stale_until:
             with suppress(ForeignMessage):  # `_receive` logs it
-                if self._intake.refuse(message):
+                if self._intake.hand_back_surplus(message):
                     return
         self._receive(message)
 

@@ -38,12 +38,13 @@ def metadata_of(message: Msg) -> Msg.Metadata:
 def delivery_of(message: Msg) -> Delivery:
     """Return the delivery of a message, and empty the message. Raises ForeignMessage.
 
-    The message is retained until it is settled, and with it the whole of a body that the delivery truncates.
+    The message is kept until it is settled. If it were not emptied, a body of which the delivery keeps only the
+    beginning would stay in memory as a whole.
     """
     metadata = metadata_of(message)
     data, headers = message.data, message.headers
     message.data, message.headers = b"", None
-    place = metadata.stream, metadata.sequence.stream
+    place = metadata.stream, metadata.sequence.stream  # `sequence.stream` is the sequence in the stream
     return stored_delivery(
         place, message.subject, headers or {}, data, metadata.timestamp, number=metadata.num_delivered
     )

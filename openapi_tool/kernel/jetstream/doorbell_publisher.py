@@ -88,7 +88,7 @@ class DoorbellPublisher:
         stream = self.stream() or "the command stream"
         if isinstance(error, nats.js.errors.APIError):
             reason, remedy = error.description or "", NOT_STORED.get(error.err_code or 0)
-            if remedy is None or "per subject" in reason:
+            if remedy is None or "per subject" in reason:  # a limit of one subject leaves room for others
                 return ""
             return f"JetStream stores no message in {stream}: {reason}; {remedy}"
         if isinstance(error, nats.errors.TimeoutError) and self.client.is_connected:
@@ -106,7 +106,7 @@ class DoorbellPublisher:
             self.changed()
 
     async def problem(self) -> str:
-        """Return `outage`, after another attempt to publish a doorbell that failed: a copy does no harm."""
+        """Try again to publish a doorbell that failed, of which a copy does no harm; then return `outage`."""
         if self._unsent is not None and self.client.is_connected:
             with suppress(*OUTAGE):
                 await self._publish(self._unsent)

@@ -62,7 +62,7 @@ class Intake:
         oldest = min((held.delivery.published_at for held in self.commands.values()), default=None)
         return 0.0 if oldest is None else max(0.0, now - oldest.timestamp())
 
-    def refuse(self, message: Msg) -> bool:
+    def hand_back_surplus(self, message: Msg) -> bool:
         """Hand back a message that the scheduler would evict at once; return False if it may be held.
 
         Reads no body, as there may be tens of thousands. Raises ForeignMessage.
@@ -72,7 +72,7 @@ class Intake:
             return False
         if metadata_of(message).sequence.stream in self.commands:
             return False
-        self._hand_back_surplus(message, project, held=None)
+        self._hand_back_delayed(message, project, held=None)
         return True
 
     def take(self, message: Msg, *, stale: bool) -> HeldCommand | None:
@@ -85,6 +85,7 @@ class Intake:
                 extra={"action": "call.overlapping"} | ids_of(delivery),
             )
             return None
+        # Handed back here unrun by the delivery before, so no run can be lost: as good as a first delivery.
         if delivery.number > 1 and self.hand_backs.take_never_run(message.metadata):
             if log.isEnabledFor(logging.DEBUG):
                 log.debug(
@@ -103,7 +104,7 @@ class Intake:
         self._scheduler.offer(held)
         if full:
             surplus = self._scheduler.evict()
-            self._hand_back_surplus(surplus.message, surplus.claimed_agent.project, surplus)
+            self._hand_back_delayed(surplus.message, surplus.claimed_agent.project, surplus)
 
     def next(self, may_begin: Callable[[str], bool]) -> HeldCommand | None:
         """Return the waiting command that runs next, of a project that `may_begin` a call; None without one."""
@@ -134,7 +135,7 @@ class Intake:
         """Hand back a command unrun, for immediate redelivery."""
         self.hand_backs.add(held.message, held)
 
-    def _hand_back_surplus(self, message: Msg, project: str, held: HeldCommand | None) -> None:
+    def _hand_back_delayed(self, message: Msg, project: str, held: HeldCommand | None) -> None:
         metrics.EVICTED.inc()
         if time.monotonic() - self._logged_at >= _LOG_EVERY_S:
             self._logged_at = time.monotonic()

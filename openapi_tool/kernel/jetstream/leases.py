@@ -96,11 +96,12 @@ class Leases:
         def taken(record: LeaseRecord) -> LeaseRecord | None:
             return None if record.expires_at > now and record.owner != self._owner else self._owned(record)
 
-        # The first run of a command writes no record. A redelivered command has such a run, and it may be lost. In
-        # delivery 1 there was none: this method also gets commands that were never run, if they arrive after a stall.
+        # The first run of a command writes no record. So if there is none, delivery 2 counts one lost run: the first
+        # may be lost. Delivery 1, which takes a lease only around a stall (`HeldCommand.stale`), counts none.
         before, after = await self._change(key, taken, lost_without_record=min(delivery.number - 1, 1))
         if after is None:
-            return LeaseTaken(min(before.expires_at - now, self.duration_s))  # more is damaged or of other settings
+            # A record with a longer time is damaged, or was written with other settings.
+            return LeaseTaken(min(before.expires_at - now, self.duration_s))
         return Lease(key, after.lost, delivery.number)
 
     async def begin(self, lease: Lease) -> None:
@@ -122,23 +123,23 @@ class Leases:
     async def hand_back(self, delivery: Delivery, *, forgive: bool) -> None:
         """Release the lease of a command that is not settled; `forgive` takes its run off the lost ones."""
 
-        def released(record: LeaseRecord) -> LeaseRecord:
+        def handed_back(record: LeaseRecord) -> LeaseRecord:
             record = replace(record, lost=max(0, record.lost - int(forgive)))
             if record.owner in ("", self._owner):  # a first run has no lease
                 record = _without_owner(record)
             return self._with_event(record, "handed_back", delivery.number)
 
-        await self._change(lease_key(delivery.stream, delivery.stream_sequence), released)
+        await self._change(lease_key(delivery.stream, delivery.stream_sequence), handed_back)
 
     async def settle(self, lease: Lease) -> None:
         """Release the lease of a settled command; its record stays for `inspect`."""
 
-        def released(record: LeaseRecord) -> LeaseRecord | None:
+        def settled(record: LeaseRecord) -> LeaseRecord | None:
             if record.owner != self._owner:
                 return None
             return self._with_event(_without_owner(replace(record, lost=0)), "settled", lease.delivery_number)
 
-        await self._change(lease.key, released)
+        await self._change(lease.key, settled)
 
     def _with_event(self, record: LeaseRecord, event: str, delivery: int) -> LeaseRecord:
         run_event = RunEvent(event, delivery, INSTANCE, round(self._clock(), 3))

@@ -43,9 +43,11 @@ _EXPECTED_STATUSES = (StatusCode.REQUEST_TIMEOUT, StatusCode.NO_MESSAGES)
 _NANOSECONDS = 1_000_000_000
 _PENDING = "Nats-Pending-Messages"
 _NUMBER = re.compile(r"[0-9]{1,18}")
-_FIRST_PAUSE_S, _MAX_PAUSE_S, _MAX_REFUSALS = 0.05, 2.0, 10  # after requests that the server ended unexpectedly
+_FIRST_PAUSE_S = 0.05  # after a request that the server ended unexpectedly; each further one doubles it
+_MAX_PAUSE_S = 2.0
+_MAX_REFUSALS = 10  # up to which they are counted: a larger exponent has no effect
 _TOP_UP_DIVISOR = 4
-"""Send a further request once a quarter of all slots is free: fewer, larger requests."""
+"""Send a further request once it is for a quarter of the most messages wanted so far: fewer, larger requests."""
 
 
 class ConsumerGone(Exception):
@@ -75,9 +77,9 @@ class PullConsumer:
         self._subscription: Subscription | None = None
         self._requested = 0  # messages of open requests that have not arrived
         self._max_wanted = 1  # so far
-        self._requested_at = time.monotonic()
-        # Since when the server owes an answer to the open requests: its last answer, else the first of them. Further
-        # requests do not change it. None without an open request.
+        self._requested_at = time.monotonic()  # when the latest request was sent
+        # Since when the server owes an answer to the open requests: the time of its last answer, else of the first
+        # request. Further requests do not change it. None without an open request.
         self._unanswered_since: float | None = None
         self._renew_requested = False
         self._wake = asyncio.Event()
@@ -202,7 +204,8 @@ class PullConsumer:
 
     def _request_ended(self, status: str, headers: dict[str, str]) -> None:
         description = headers.get(Header.DESCRIPTION, "")
-        undelivered = headers.get(_PENDING, "")  # of the request; if that is unknown, take all requests for ended
+        # Number of the request's messages that do not come; if that is unknown, take all requests for ended.
+        undelivered = headers.get(_PENDING, "")
         self._requested = max(0, self._requested - int(undelivered)) if _NUMBER.fullmatch(undelivered) else 0
         if status == StatusCode.SERVICE_UNAVAILABLE or "consumer deleted" in description.lower():
             self._gone_reason = description or "no responders"
@@ -222,7 +225,7 @@ class PullConsumer:
 
 
 async def unsubscribe(client: BusClient, subscription: Subscription) -> None:
-    """End a subscription; messages already sent are still received."""
+    """End a subscription; messages that the server has already sent are still received."""
     try:
         if client.is_connected:
             async with asyncio.timeout(_UNSUBSCRIBE_TIMEOUT_S):

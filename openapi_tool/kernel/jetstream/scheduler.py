@@ -34,7 +34,7 @@ class Scheduler(Protocol):
         """Return the number of waiting commands."""
 
     def ahead_of(self, project: str) -> int:
-        """Return the number of commands that run before a further one of a project."""
+        """Return about how many commands run before a further one of a project."""
 
     def offer(self, held: HeldCommand) -> None:
         """Enqueue a command."""
@@ -138,8 +138,9 @@ class _Fifo:
 class _Flow:
     """Flow of a fair queue: one project, or one agent of it.
 
-    `length` and `memory_bytes` are of its waiting commands. The next is due at the virtual time `start`; a request
-    takes `step` (1 / weight). `entry_number` is that of its valid entry in the heap, or 0.
+    `length` and `memory_bytes` are the number and size of its waiting commands. The next of them is due at the virtual
+    time `start`, which a request advances by `step` (1 / weight). `entry_number` is the number of its valid entry in
+    the heap, 0 without one.
     """
 
     __slots__ = ("entry_number", "length", "memory_bytes", "name", "queue", "start", "step")
@@ -173,6 +174,7 @@ class _FlowQueue:
         self._entries = 0
 
     def push(self, path: tuple[str, ...], held: HeldCommand) -> None:
+        """Enqueue a command in the flow `path[0]`; the rest of the path is for that flow's own queue."""
         name = path[0]
         flow = self._flows.get(name)
         if flow is None:
@@ -248,14 +250,16 @@ class _FlowQueue:
             while self._due:
                 entry = start, number, name = heapq.heappop(self._due)
                 flow = self._flows.get(name)
-                if flow is None or flow.entry_number != number:
+                if flow is None or flow.entry_number != number:  # a stale entry
                     continue
                 flow.entry_number = 0
-                if flow.length and flow.start > start:
+                if not flow.length:  # its last command was evicted
+                    continue
+                if flow.start > start:  # it was charged meanwhile
                     self._enqueue(flow)
-                elif flow.length and may_begin(name):
+                elif may_begin(name):
                     return flow
-                elif flow.length:
+                else:
                     flow.entry_number = number
                     passed_over.append(entry)
         finally:

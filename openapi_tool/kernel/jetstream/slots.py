@@ -106,9 +106,9 @@ class PausableSlot:
     def __init__(self, slots: Slots, project: str) -> None:
         self._slots = slots
         self.project = project
-        self.requests = 1  # to the upstream; the pipeline sets the number once the call has run
-        self.waiting = 0  # requests that wait for a permit or a retry
-        self.sent = False  # a request
+        self.requests = 1  # to the upstream; assumed until the call has run, when the pipeline sets the number
+        self.waiting = 0  # number of its requests that wait for a permit or a retry
+        self.sent = False  # whether it has sent a request
         self.paused = self.released = self.ended = False
 
     def pause(self) -> None:

@@ -41,31 +41,45 @@ class ResultCommitter:
         It is parked after `_PARK_AFTER_S`, for an executor that reaches the database; if it is too large, retry here
         instead.
         """
-        failed_before = False
-
-        async def commit() -> bool:
-            nonlocal failed_before
-            if failed_before:
-                self.order.restart(wait)
-            write = partial(self.kernel.commit, card, report, result.artifact, retry=failed_before)
-            try:
-                return await self.order.write(wait, write, partial(self.kernel.is_turn_busy, report))
-            except Unavailable:
-                failed_before = True
-                raise
-
-        commit_with_retries = partial(retried, commit, on=Unavailable, wait=_BACKOFF, before_sleep=_log_retry)
+        attempts = _Attempts(self.kernel, self.order, wait, result, card, report)
+        commit_with_retries = partial(retried, attempts.next, on=Unavailable, wait=_BACKOFF, before_sleep=_log_retry)
         park_after_s = min(_PARK_AFTER_S, self.retry_timeout_s)
+        # First stage: until the result is parked for another executor.
         try:
             return await commit_with_retries(stop=stop_after_delay(park_after_s))
         except (Exception, asyncio.CancelledError) as failure:
-            parked = result.parked or await self.parked.park(wait.identity, result)
+            parked = result.was_parked or await self.parked.park(wait.identity, result)
             if parked or not isinstance(failure, Unavailable) or self.retry_timeout_s <= park_after_s:
                 raise
+        # Second stage: it could not be parked, so only this executor has it.
         try:
             return await commit_with_retries(stop=stop_after_delay(self.retry_timeout_s - park_after_s))
         except (Exception, asyncio.CancelledError):
             await self.parked.park(wait.identity, result)  # NATS may have been unavailable at the first attempt
+            raise
+
+
+@dataclass(slots=True)
+class _Attempts:
+    """Attempts to commit one result; those after an outage are marked as retries and wait for their turn anew."""
+
+    kernel: Kernel
+    order: ResultOrder
+    wait: CommitWait
+    result: ResultToCommit
+    card: ResultCard
+    report: Report
+    failed_before: bool = False
+
+    async def next(self) -> bool:
+        """Make one attempt; return whether the result was written. Raises Unavailable."""
+        if self.failed_before:
+            self.order.restart(self.wait)
+        write_rows = partial(self.kernel.commit, self.card, self.report, self.result.artifact, retry=self.failed_before)
+        try:
+            return await self.order.write(self.wait, write_rows, partial(self.kernel.is_turn_busy, self.report))
+        except Unavailable:
+            self.failed_before = True
             raise
 
 

@@ -21,11 +21,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DoorbellSender:
-    """Publishes doorbells; in an outage the next delivery of the command does it, so that no slot is blocked.
+    """Publishes doorbells. In an outage it hands the command back: its next delivery publishes, and no slot is blocked.
 
-    So `Unavailable` hands the command back, as long as the worker waits. Later no doorbell is needed: the kernel's
-    inbox scan finds the result. `NotStored` hands it back at any time: no command is fetched until JetStream stores
-    messages again, so the next delivery comes after the outage, however long that took.
+    - `Unavailable`: only while the worker still waits. After that no doorbell is needed: the kernel's inbox scan finds
+      the result.
+    - `NotStored`: at any time. No command is fetched until JetStream stores messages again, so the next delivery comes
+      after the outage, however long that took.
     """
 
     publisher: Publisher

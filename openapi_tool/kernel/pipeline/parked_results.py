@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 
 MAX_BYTES = 256 * 1024  # of a record
 MAX_PROJECT_BYTES = 8 * 1024 * 1024
-"""Bytes of a project in an hour, an eighth of the bucket: a project that changes its own rows can have every commit
-refused, and would fill the bucket for all."""
+"""Bytes of a project in an hour, an eighth of the KV bucket that all projects share. A project that changes its own
+rows can have every commit refused, and would fill the bucket for all."""
 
 _EXPIRY_S = 3600.0
 _TIMEOUT_S = 2.0
@@ -91,16 +91,19 @@ class ParkedResults:
 
     def _fits_share(self, project: str, name: str, size: int) -> bool:
         """Count a record against the share of its project (MAX_PROJECT_BYTES); return False if it does not fit."""
-        for other, stored in list(self._sizes.items()):
-            stored.expire()
-            if not stored:
-                del self._sizes[other]
+        self._drop_expired()
         sizes = self._sizes.setdefault(project, TTLCache(MAX_PROJECT_BYTES, _EXPIRY_S, getsizeof=int))
         sizes.pop(name, None)
         if sizes.currsize + size > MAX_PROJECT_BYTES:
             return False
         sizes[name] = size
         return True
+
+    def _drop_expired(self) -> None:
+        for project, sizes in list(self._sizes.items()):
+            sizes.expire()
+            if not sizes:
+                del self._sizes[project]
 
     def _name(self, identity: CallIdentity) -> str:
         return self._digest(b"name", identity, b"").hex()
@@ -113,17 +116,20 @@ class ParkedResults:
         return hmac.digest(self._key, b"\n".join((purpose, orjson.dumps(owner), record)), hashlib.sha256)
 
     def _log(self, message: str, identity: CallIdentity, size: int) -> None:
+        # One action for both outcomes: the message says whether the result is parked.
         log.warning("%s", message, extra={"action": "result.parked", "bytes": size} | log_ids(identity))
 
 
 def _encode(result: ResultToCommit) -> bytes:
-    card = result.artifact
-    artifact = card and {
-        "card_id": card.card_id,
-        "content": orjson.Fragment(bytes(card.content)),
-        "metadata": card.metadata,
-        "ttl_s": card.ttl_s,
-    }
+    artifact = None
+    if (card := result.artifact) is not None:
+        artifact = {
+            "card_id": card.card_id,
+            "content": orjson.Fragment(bytes(card.content)),
+            "metadata": card.metadata,
+            "ttl_s": card.ttl_s,
+        }
+    # Without `tool`, `cached` and `truncated`: they are for telemetry, which reports a parked result without them.
     fields = {name: getattr(result.fields, name) for name in ("status", "result", "error", "tool_output")}
     return orjson.dumps({"version": _VERSION, **fields, "artifact": artifact})
 
@@ -137,4 +143,4 @@ def _decode(record: bytes, project_id: str) -> ResultToCommit | None:
     if card is not None:
         card["content"] = bytearray(orjson.dumps(card["content"]))
     artifact = None if card is None else ArtifactCard(tenant_id=project_id, **card)
-    return ResultToCommit(ResultFields(**fields), artifact, parked=True)
+    return ResultToCommit(ResultFields(**fields), artifact, was_parked=True)

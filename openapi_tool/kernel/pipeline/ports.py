@@ -20,7 +20,7 @@ Clock = Callable[[], float]
 
 
 class Kernel(Artifacts, Protocol):
-    """The kernel's tables. Every method raises Unavailable in an outage."""
+    """The kernel's tables, behind a circuit breaker (GuardedStore). Every method raises Unavailable in an outage."""
 
     async def load(self, command: Command) -> CallRecords:
         """Load all records of a call in one round trip."""
@@ -39,7 +39,8 @@ class Kernel(Artifacts, Protocol):
     ) -> bool:
         """Write all rows of a result in one transaction; return False if it was refused.
 
-        `retry` means that an earlier attempt failed. Raises TurnBusy if a `condition` is given and does not hold.
+        `retry`, which is for the breaker, means that an earlier attempt failed. Raises TurnBusy if a `condition` is
+        given and does not hold.
         """
 
     async def report(self, card_id: str, report: Report, condition: TurnCondition | None) -> bool:

@@ -34,14 +34,15 @@ Write = Callable[[TurnCondition | None], Awaitable[bool]]
 """Writes rows; returns False if that was refused. Raises TurnBusy if the condition does not hold, and Unavailable."""
 
 IsTurnBusy = Callable[[float], Awaitable[bool]]
-"""Returns whether writing would raise TurnBusy for other commands that are younger than so many seconds."""
+"""Returns whether writing would raise TurnBusy now. Its parameter is the age in seconds from which on other commands
+of the step do not count."""
 
 
 @dataclass(slots=True)
 class CommitWait:
     """Wait of a result, ready since `ready_at`, for its commit, and the seconds that it has waited so far.
 
-    It ends at `wait_until`. Times are in seconds on the event loop's clock.
+    It ends at `ends_at` at the latest. Times are in seconds on the event loop's clock.
     """
 
     delivery: Delivery
@@ -49,7 +50,7 @@ class CommitWait:
     waiting_turn: WaitingTurnRecord
     slot: CallSlot
     ready_at: float
-    wait_until: float
+    ends_at: float
     waited_s: float = 0.0
 
     @property
@@ -58,8 +59,8 @@ class CommitWait:
         return self.identity.project_id, self.identity.agent_id, self.identity.agent_turn_id
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Count the time inside the block, without a slot."""
+    def without_slot(self) -> Iterator[None]:
+        """Give up the call's slot, and count the time inside the block as waited."""
         self.slot.release()
         now = asyncio.get_running_loop().time
         began = now()
@@ -93,10 +94,11 @@ class ResultOrder:
     def restart(self, wait: CommitWait) -> None:
         """Let the result wait anew: while no commit is possible, the time that it waited means nothing.
 
-        Else the results of a step would be committed together once the database answers again.
+        For example, eight results of a step wait out an outage of 3 s. Without new waits all of them would have waited
+        as long as they may, and would be committed together once the database answers again.
         """
         wait.ready_at = asyncio.get_running_loop().time()
-        wait.wait_until = wait.ready_at + self._max_wait_s
+        wait.ends_at = wait.ready_at + self._max_wait_s
 
     async def wait_for_suspension(self, wait: CommitWait) -> None:
         """Wait until the worker should have suspended the turn, judging by this command's age alone.
@@ -106,10 +108,10 @@ class ResultOrder:
         if wait.waiting_turn.suspends:
             age_s = self._clock() - wait.delivery.published_at.timestamp()
             if (delay_s := self._min_result_delay_s - age_s) > 0:
-                with wait.waiting():
+                with wait.without_slot():
                     await asyncio.sleep(min(delay_s, self._remaining_s(wait)))
 
-    async def write(self, wait: CommitWait, write: Write, is_turn_busy: IsTurnBusy) -> bool:
+    async def write(self, wait: CommitWait, write_rows: Write, is_turn_busy: IsTurnBusy) -> bool:
         """Write the rows once the worker has read the other results of the turn; return False if that was refused.
 
         The only call of its step writes at once. Otherwise the results of this process wait in line here, and the first
@@ -118,7 +120,7 @@ class ResultOrder:
         """
         if wait.waiting_turn.suspends and self._remaining_s(wait) > 0:
             with suppress(TurnBusy):
-                return await write(TurnCondition.no_other_command())
+                return await write_rows(TurnCondition.no_other_command())
             async with AsyncExitStack() as line:
                 await self._reach_the_front(wait, line)
                 in_turn = TurnCondition.others_older_than(self._min_result_delay_s)
@@ -126,20 +128,20 @@ class ResultOrder:
                 while (remaining_s := self._remaining_s(wait)) > 0:
                     if not await is_turn_busy(self._min_result_delay_s):
                         with suppress(TurnBusy):
-                            written = await write(in_turn)
+                            written = await write_rows(in_turn)
                             self._progress_at[wait.turn] = asyncio.get_running_loop().time()
                             return written
                         pause_s *= 2  # another replica was faster, or holds the lock: send a large result less often
-                    with wait.waiting():
+                    with wait.without_slot():
                         await asyncio.sleep(min(pause_s, remaining_s))
-        return await write(None)
+        return await write_rows(None)
 
     async def _reach_the_front(self, wait: CommitWait, line: AsyncExitStack) -> None:
         """Wait until the result is the first of its turn's line, as long as it may wait.
 
         The loop, as that time grows while results before it are read (`_remaining_s`).
         """
-        with wait.waiting():
+        with wait.without_slot():
             while (remaining_s := self._remaining_s(wait)) > 0:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(remaining_s):
@@ -149,4 +151,4 @@ class ResultOrder:
     def _remaining_s(self, wait: CommitWait) -> float:
         """Return the seconds for which a result may still wait."""
         progress_at = max(wait.ready_at, self._progress_at.get(wait.turn, 0.0))
-        return min(wait.wait_until, progress_at + MAX_STALL_S) - asyncio.get_running_loop().time()
+        return min(wait.ends_at, progress_at + MAX_STALL_S) - asyncio.get_running_loop().time()

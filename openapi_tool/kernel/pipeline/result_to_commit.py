@@ -12,9 +12,9 @@ from openapi_tool.tools.result import ResultFields
 class ResultToCommit:
     """Fields of the result card, and the artifact card with the whole text if the model is shown a part of it.
 
-    `parked`: an earlier run made the result, paid for it and parked it.
+    `was_parked`: an earlier run made the result, paid for it and parked it.
     """
 
     fields: ResultFields
     artifact: ArtifactCard | None = None
-    parked: bool = False
+    was_parked: bool = False

@@ -1,13 +1,12 @@
 """Circuit breaker: no command is fetched while loads or commits fail.
 
-It is open while the latest load or the latest commit failed. Meanwhile, retried commits serve as probes; without any,
-a command may be fetched as a probe, with back-off. The attempt that began last counts: one that hung through an outage
-does not show the state after it.
-
-A statement that failed at a lock or its timeout (StatementContended) may have failed because of its project's rows
-only. So such calls open the breaker only if those of two projects fail in a row. While only contention keeps it open,
-retried commits neither count as failures nor delay the next probe: a project that locks its own rows must not stop all
-fetching.
+- It is open while the latest load or the latest commit failed. The latest is the attempt that began last: one that hung
+  through an outage does not show the state after it.
+- While it is open, retried commits serve as probes. Without any, a command may be fetched as a probe, with back-off.
+- Contention: a statement that failed at a lock or its timeout (StatementContended) may have failed because of its
+  project's rows only. So such calls open the breaker only if those of two projects fail in a row. While only contention
+  keeps it open, retried commits neither count as failures nor delay the next probe: a project that locks its own rows
+  must not stop all fetching.
 """
 
 from __future__ import annotations
@@ -41,12 +40,15 @@ _MAX_DOUBLINGS = 10  # a larger exponent would overflow a float after a long out
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """Outcome of an attempt; `reason` is empty if it succeeded, `suspect` the project that met contention."""
+    """Outcome of an attempt; `reason` is empty if it does not count as a failure.
+
+    `contended_project` is the project that met contention, empty if none did.
+    """
 
     number: int = 0
     reason: str = ""
     cause: Cause = "outage"
-    suspect: str = ""
+    contended_project: str = ""
 
 
 class CircuitBreaker:
@@ -70,7 +72,9 @@ class CircuitBreaker:
     @property
     def may_probe(self) -> bool:
         """Return whether a command may be fetched as a probe (half-open state)."""
-        probes_in_progress = self._in_progress - (self._retries if self._is_contended else 0)
+        probes_in_progress = self._in_progress
+        if self._is_contended:
+            probes_in_progress -= self._retries
         return not probes_in_progress and self._clock() >= self._failed_at + self._backoff_s()
 
     @property
@@ -125,10 +129,11 @@ class CircuitBreaker:
     def _record_contention(self, operation: StoreOperation, outcome: _Outcome) -> None:
         """Record contention as a failure if another project met it just before; else remember the project."""
         latest = self._latest[operation]
-        if latest.reason or latest.suspect not in ("", outcome.suspect):
+        project = outcome.contended_project
+        if latest.reason or latest.contended_project not in ("", project):  # already open, or the second project
             self._record(operation, outcome)
         elif outcome.number > latest.number:
-            self._latest[operation] = _Outcome(outcome.number, suspect=outcome.suspect)
+            self._latest[operation] = _Outcome(outcome.number, contended_project=project)
 
     def _record(self, operation: StoreOperation, outcome: _Outcome) -> None:
         """Let an outcome decide whether the breaker is open, unless an attempt that began later has ended."""

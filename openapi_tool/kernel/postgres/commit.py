@@ -10,35 +10,13 @@ from typing import Any
 
 from openapi_tool.protocol.report import Report
 
-UNREAD = "created_at between now() - interval '10 s' and now() + interval '10 s'"
-"""SQL condition that an unread result may delay others: an older one is left over from a worker that died."""
+RECENT = "created_at between now() - interval '10 s' and now() + interval '10 s'"
+"""SQL condition on the age of an unread result that may delay others: an older one is left over from a worker that
+died."""
 
 SENT_LATELY = "(:quiet_s::float8 is null or abs(extract(epoch from now() - created_at)) < :quiet_s)"
-"""SQL condition that another command of the step counts: sent in the last seconds, or (null) at any time."""
-
-_REPORT_PARAMETERS = (
-    "project_id",
-    "card_id",
-    "inbox_id",
-    "agent_id",
-    "channel_id",
-    "tool_call_id",
-    "agent_turn_id",
-    "payload",
-    "edge_id",
-    "actor_id",
-    "depth",
-    "trace_id",
-    "parent_step_id",
-    "edge_metadata",
-    "request_edge_id",
-    "lock",
-    "quiet_s",
-    "mode",
-)
-"""In the order of `report_values`; those of the version follow, then, for COMMIT, those of the new cards."""
-
-_CARD_PARAMETERS = ("content", "metadata", "artifact_id", "artifact_text", "artifact_metadata", "artifact_ttl_s")
+"""SQL condition that another command of the step counts: sent in the last `quiet_s` seconds, or at any time if that is
+null."""
 
 
 class Mode(StrEnum):
@@ -61,6 +39,40 @@ class Mode(StrEnum):
     AT_ONCE = "at once"
     TEST = "test"
 
+
+_REPORT_PARAMETERS: dict[str, object] = {
+    "project_id": "x",
+    "card_id": "x",
+    "inbox_id": "x",
+    "agent_id": "x",
+    "channel_id": "x",
+    "tool_call_id": "x",
+    "agent_turn_id": "x",
+    "payload": {},
+    "edge_id": "x",
+    "actor_id": "x",
+    "depth": 0,
+    "trace_id": "x",
+    "parent_step_id": "x",
+    "edge_metadata": {},
+    "request_edge_id": "x",
+    "lock": 0,
+    "quiet_s": 0.0,
+    "mode": Mode.LOOK,
+}
+"""Names with a sample value each, in the order of `report_values`.
+
+Those of the version follow, then, for COMMIT, those of the new cards.
+"""
+
+_CARD_PARAMETERS: dict[str, object] = {
+    "content": {},
+    "metadata": {},
+    "artifact_id": "x",
+    "artifact_text": bytearray(b"{}"),
+    "artifact_metadata": {},
+    "artifact_ttl_s": 0,
+}
 
 # The turn is busy if another result of it is unread, or if its step has other commands (SENT_LATELY); that is the
 # version's condition `busy`. It also counts as busy if this transaction does not get the lock: the `case` tells whether
@@ -122,8 +134,10 @@ edge as (
 
 # A trigger that returns null discards a row. Then the statement must fail, so that the others are not written without
 # it. It fails by a division by zero: SQL has no expression that raises an error, a function would be DDL in the
-# database of the kernel, and a column that says so could not undo the other rows. TEST returns the tables of such rows
-# instead. Only there a card that was not written is a discarded one: elsewhere the call may have another result.
+# database of the kernel, and a column that says so could not undo the other rows.
+#
+# TEST does not fail: it returns the tables of such rows. Only in TEST a card that was not written is a discarded one:
+# elsewhere the call may have another result.
 _OUTCOME = """
 select busy, exists (select from inbox) as written, discarded,
     1 / (discarded = '' or :mode = 'test')::int as fails_if_discarded
@@ -144,8 +158,8 @@ _NO_NEW_CARD = """
     or exists (select from card) and :artifact_id::text is not null and not exists (select from artifact)
 """
 
-# One statement is one transaction without BEGIN and COMMIT. If an inbox row exists without its card, the insert raises
-# a unique violation, which rolls the card back.
+# Each statement is a transaction of its own, without the SQL commands BEGIN and COMMIT. If an inbox row exists without
+# its card, the insert raises a unique violation, which rolls the card back.
 _COMMIT = f"with {_TURN}, {_NEW_CARDS}, {{inbox}}, {_EDGE} {_OUTCOME.replace('{no_card}', _NO_NEW_CARD)}"
 _REPORT = f"with {_TURN}, {_EARLIER_CARD}, {{inbox}}, {_EDGE} {_OUTCOME.replace('{no_card}', 'false')}"
 
@@ -159,7 +173,7 @@ def commit_and_report(
     as in `:project_id`; `own_parameters` are those of the version.
     """
     parts = {"inbox": inbox, "accepted": accepted, "edge_turn": edge_turn, "busy": busy}
-    names = _REPORT_PARAMETERS + own_parameters + _CARD_PARAMETERS
+    names = (*_REPORT_PARAMETERS, *own_parameters, *_CARD_PARAMETERS)
     return _numbered(_COMMIT.format_map(parts), names), _numbered(_REPORT.format_map(parts), names)
 
 
@@ -177,8 +191,7 @@ def turn_lock(report: Report) -> int:
 
 def sample_commit(*own: object) -> tuple[Any, ...]:
     """Return parameters of COMMIT, each of its column's type; `own` are the version's own, as in `report_values`."""
-    texts = ("x",) * 7
-    return (*texts, {}, "x", "x", 0, "x", "x", {}, "x", 0, 0.0, Mode.LOOK, *own, {}, {}, "x", bytearray(b"{}"), {}, 0)
+    return (*_REPORT_PARAMETERS.values(), *own, *_CARD_PARAMETERS.values())
 
 
 def report_values(card_id: str, report: Report, mode: Mode, quiet_s: float | None, *own: object) -> tuple[Any, ...]:

@@ -34,6 +34,8 @@ from openapi_tool.tools.tool_names import unmangled
 
 _MAX_STORED_BYTES = 256 * 1024  # of an earlier result, in its stored (compressed) form
 
+_MAX_ID_CHARS = MAX_HEADER_BYTES  # of a call id, which a command may name in a header
+
 _MAX_CARDS = 20  # of a call id, one of them the tool.call card; the kernel writes two
 _MAX_EDGES = 100  # of a call, of which the oldest is used; the kernel writes two
 
@@ -41,7 +43,7 @@ _MAX_EDGES = 100  # of a call, of which the oldest is used; the kernel writes tw
 def _call_card(source: str) -> str:
     return f"""
     select
-        card_id, left(tool_call_id, {MAX_HEADER_BYTES}) as tool_call_id,
+        card_id, left(tool_call_id, {_MAX_ID_CHARS}) as tool_call_id,
         measured.content_fits and measured.metadata_fit as fits,
         case when measured.content_fits then content end as content,
         case when measured.metadata_fit then metadata end as metadata
@@ -62,9 +64,10 @@ _CARDS_OF_ID = f"""(
         limit {_MAX_CARDS}
     ) as cards"""  # noqa: S608 - constants only
 
-# The limit is for the sum of both columns' texts. Their jsonb, which is cheaper to measure, is checked first: it has
-# less than 64 kB more than its text if there are at most MAX_VALUES values (tools/bounds); with more values it has at
-# most four times as much (12 bytes for the text "0, ").
+# The limit is for the sum of both columns' texts. Their jsonb, which is cheaper to measure, is checked first. Compared
+# with its text it is largest for a small number: 12 bytes for "0, ". So it has at most four times the bytes of the
+# text. If each column has at most MAX_VALUES (2,000) values (tools/bounds), it has at most 2 * 2,000 * 9 bytes more:
+# less than 64 kB.
 _DEFINITION = f"""
     select
         tool_name, left(after_execution, 16) as after_execution, measured.fits,
@@ -152,7 +155,7 @@ left join lateral (
 """  # noqa: S608 - constants only
 
 
-def written(context_headers: str) -> str:
+def joins_of_written_rows(context_headers: str) -> str:
     """Return the joins of LOAD of what was written: request edge `e`, tool_result row `reported`, earlier result `r`.
 
     `context_headers` is the SQL of the headers of `reported`. All compare the hash, which the kernel's indexes are on;

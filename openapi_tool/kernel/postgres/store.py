@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -39,7 +39,7 @@ from openapi_tool.telemetry import metrics
 _JSONB_VERSION = b"\x01"
 _MAX_IDLE_S = 30.0  # until a connection is closed; the health check keeps one in use
 _NO_PROJECT = ""  # connections for the service itself
-_NOBODY = "openapi_tool"  # id of project, agent and turn of a result that is only tried
+_TEST_ID = "openapi_tool"  # id of project, agent and turn, and name of the function, of a result that is only tried
 _RETRY_POOL_S = 0.05
 _CHECK_TIMEOUT_S = 2.0  # of each step of a health check, to detect a database that hangs
 
@@ -53,7 +53,7 @@ class KernelStore:
     def __init__(self, pool: asyncpg.Pool, timeout_s: float, statements: Statements) -> None:
         self._pool = pool
         self._sql = statements
-        self._permits = permits = FairSemaphore(pool.get_max_size())
+        self._permits = permits = FairSemaphore(pool.get_max_size())  # one for each connection
         metrics.SEMAPHORE_USED.labels("database").set_function(lambda: permits.used)
         metrics.SEMAPHORE_WAITING.labels("database").set_function(lambda: permits.waiting)
         self._timeout_s = timeout_s
@@ -172,12 +172,7 @@ class KernelStore:
         async with self._connection(report.project_id) as connection:
             execute = partial(self._execute, connection, statement, card_id, report, condition, new_cards)
             await without_other_long_steps(text_bytes)
-            try:
-                row = await execute()
-            except asyncpg.PostgresError as error:
-                if kind_of(error.sqlstate) != "defect":
-                    raise
-                row = None
+            row = await _unless_refused(execute)
             if row is None or not (row["written"] or row["busy"]):
                 await self._require_writable(connection, report)
                 try:  # again, as what refused every result may just have ended
@@ -203,9 +198,9 @@ class KernelStore:
         def values(mode: Mode) -> tuple[Any, ...]:
             return self._sql.report_values(card_id, report, mode, quiet_s)
 
-        if condition is None:
+        if condition is None:  # write in any case
             return await connection.fetchrow(statement, *values(Mode.AT_ONCE), *new_cards)
-        if quiet_s is None:
+        if quiet_s is None:  # write only if the step has no other command, of any age
             return await connection.fetchrow(statement, *values(Mode.ALONE), *new_cards)
         # Other replicas may write results of this turn now. The second run's snapshot is younger than the lock of the
         # first one, so it shows what the last holder of the lock has written. Both runs are one message and one
@@ -220,7 +215,7 @@ class KernelStore:
         Two small results are tried and rolled back: of another call of this agent, as the database may know its project
         only, and of an agent and project that do not exist, as it may refuse all results of this one.
         """
-        refusals = [await self._refusal(connection, report, project_id) for project_id in (report.project_id, _NOBODY)]
+        refusals = [await self._refusal(connection, report, project_id) for project_id in (report.project_id, _TEST_ID)]
         if all(refusals):
             raise NeedsOperator(f"PostgreSQL: no result can be written: {refusals[0]}", ADMIT_RESULTS)
 
@@ -298,6 +293,16 @@ class KernelStore:
             self._pool.terminate()
 
 
+async def _unless_refused(execute: Callable[[], Awaitable[asyncpg.Record]]) -> asyncpg.Record | None:
+    """Execute a statement; return None if the database refuses its rows."""
+    try:
+        return await execute()
+    except asyncpg.PostgresError as error:
+        if kind_of(error.sqlstate) != "defect":
+            raise
+        return None
+
+
 def _artifact_values(artifact: ArtifactCard | None) -> tuple[Any, ...]:
     """Return the last parameters of COMMIT."""
     if artifact is None:
@@ -315,7 +320,7 @@ def _test_result(report: Report, project_id: str) -> tuple[ResultCard, Report]:
     acceptance = replace(report.acceptance, identity=identity, waiting_turn=turn, request_edge_id=new_id("edge_"))
     card = result_card(
         actor_id=report.actor_id,
-        function_name=_NOBODY,
+        function_name=_TEST_ID,
         identity=identity,
         call_card=None,
         status="success",

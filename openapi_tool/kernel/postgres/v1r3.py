@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from openapi_tool.kernel.postgres import commit, load
-from openapi_tool.kernel.postgres.commit import SENT_LATELY, UNREAD, Mode, commit_and_report
+from openapi_tool.kernel.postgres.commit import RECENT, SENT_LATELY, Mode, commit_and_report
 from openapi_tool.kernel.postgres.load import CALL, COLUMNS
 from openapi_tool.kernel.postgres.newest_rows import TURN_ROWS
 from openapi_tool.kernel.postgres.sizes import MAX_HEADER_BYTES
@@ -29,7 +29,7 @@ select
 {COLUMNS}
 from (select 1) as one
 {CALL}
-{load.written(_HEADERS)}"""  # noqa: S608 - constants only
+{load.joins_of_written_rows(_HEADERS)}"""  # noqa: S608 - constants only
 
 TIMELINE = """
 select message_type, inbox_id, agent_id, status, left(traceparent, 64) as traceparent, created_at, processed_at
@@ -74,7 +74,7 @@ _BUSY = f"""exists (
                 select message_type, status, correlation_id, created_at,
                     case when pg_column_size(payload) <= {MAX_HEADER_BYTES} then payload end as payload
                 from state.agent_inbox
-                where project_id = :project_id and agent_id = :agent_id and {UNREAD}
+                where project_id = :project_id and agent_id = :agent_id and {RECENT}
                 order by created_at desc limit {TURN_ROWS}
             ) as newest
             where message_type in ('tool_result', 'timeout') and status in ('pending', 'processing')

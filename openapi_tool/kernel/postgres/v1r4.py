@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from openapi_tool.kernel.postgres import commit, load
-from openapi_tool.kernel.postgres.commit import SENT_LATELY, UNREAD, Mode, commit_and_report
+from openapi_tool.kernel.postgres.commit import RECENT, SENT_LATELY, Mode, commit_and_report
 from openapi_tool.kernel.postgres.load import CALL, COLUMNS
 from openapi_tool.kernel.postgres.newest_rows import NEWEST_ROWS, TURN_ROWS
 from openapi_tool.kernel.postgres.sizes import MAX_HEADER_BYTES, MAX_NAME_CHARS, fits
@@ -55,7 +55,7 @@ cross join lateral (
     select headers, {fits("headers", MAX_HEADER_BYTES)} as fit
     from (select coalesce(anchor.context_headers, turn.context_headers) as headers) as h
 ) as headers
-{load.written(_HEADERS)}"""  # noqa: S608 - constants only
+{load.joins_of_written_rows(_HEADERS)}"""  # noqa: S608 - constants only
 
 TIMELINE = """
 select message_type, inbox_id, agent_id, left(channel_id, 128) as channel_id, agent_turn_id, turn_epoch, status,
@@ -86,6 +86,9 @@ _ACCEPTED = """
     and exists (select from state.execution_edges where edge_id = :request_edge_id and project_id = :project_id)
 """
 
+_STEP_S = 60
+"""More seconds than there are between the anchor rows of a step."""
+
 # The kernel writes an anchor row right before it sends a command. Those of a step have its epoch, and are at most
 # seconds apart.
 _BUSY = f"""exists (
@@ -94,14 +97,15 @@ _BUSY = f"""exists (
                 from state.agent_inbox
                 where project_id = :project_id and agent_id = :agent_id
                     and created_at > (
-                        select created_at - interval '60 s' from state.agent_inbox where inbox_id = :waiting_inbox_id
+                        select created_at - interval '{_STEP_S} s'
+                        from state.agent_inbox where inbox_id = :waiting_inbox_id
                     )
                 order by created_at desc limit {TURN_ROWS}
             ) as newest
             where agent_turn_id = :agent_turn_id and turn_epoch = :turn_epoch and correlation_id <> :tool_call_id and (
-                message_type in ('tool_result', 'timeout') and {UNREAD}
-                and (status in ('pending', 'processing') or status = 'deferred' and next_retry_at <= now())
-                or message_type = 'command_anchor' and {SENT_LATELY}
+                (message_type in ('tool_result', 'timeout') and {RECENT}
+                    and (status in ('pending', 'processing') or (status = 'deferred' and next_retry_at <= now())))
+                or (message_type = 'command_anchor' and {SENT_LATELY})
             )
         )"""  # noqa: S608 - constants only
 
