@@ -93,7 +93,7 @@ class Pagination:
         self, call: Call, definition: ToolDefinition, output: ToolOutput, max_result_tokens: int | None
     ) -> tuple[RenderedResult, StoredText | None]:
         """Return what the model is shown, and the whole text if that is truncated and may be stored."""
-        cost = _cost_note(output, self._options.cost_note_tokens) + (call.budget.note if call.budget else "")
+        cost = _cost_note(output, self._options.cost_note_tokens) + (call.accounts.note if call.accounts else "")
         fit = await self._fit(call, definition, output, max_result_tokens, len(cost))
         if fit.parts is not None:
             return RenderedResult(framed(fit.parts) + cost), None
