@@ -214,13 +214,13 @@ IDENTITY = (
     Mutation(
         "tools/session_identities.py",
         "orjson.dumps(owned, option=orjson.OPT_SORT_KEYS)",
-        'f"{project_id}{agent_id}{alias}".encode("utf-8", "replace")',
+        'f"{project_id}{agent_id}{session_id}".encode("utf-8", "replace")',
         "tests/unit/test_tools.py::test_separator_in_an_id_does_not_make_two_owners_equal",
     ),
     Mutation(
         "tools/session_identities.py",
-        "[project_id, agent_id, alias]",
-        "[project_id, alias]",
+        "[project_id, agent_id, session_id]",
+        "[project_id, session_id]",
         "tests/unit/test_tools.py::test_identities_agree_exactly_where_owner_and_alias_do",
     ),
     Mutation(
