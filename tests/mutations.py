@@ -457,7 +457,7 @@ SECRETS = (
     ),
     Mutation(
         "jina/backend.py",
-        "self._refused_keys.record_success(KeyUse(permit.variable, wanted.endpoint))",
+        "self._refused_keys.record_success(key)",
         "pass",
         "tests/wire/test_answers.py::test_a_key_that_the_upstream_accepts_again_is_listed_as_recovered",
     ),

@@ -96,7 +96,7 @@ class _Item:
         return self.endpoint.min_tokens(self.resolved.parameters)
 
     def permit_request(self) -> PermitRequest:
-        """Return what a request of this item asks of the rate limit, the same for each attempt."""
+        """Return the request for a permit, one for all attempts: it records the keys that were refused."""
         return PermitRequest(
             variable=self.arguments.key_variable,
             endpoint=self.endpoint.operation.name,
@@ -239,7 +239,12 @@ class JinaBackend:
         return _Item(definition, arguments, endpoint, resolved, request, deadline, call, memory)
 
     async def _request(self, item: _Item, meter: Meter) -> ToolOutput:
-        """Send the request of an item, and again after each failure that a retry may mend. Raises ToolError."""
+        """Send the request of an item, and again after each failure that a retry may mend. Raises ToolError.
+
+        For each attempt reserve its estimated cost in the budgets, and wait for a permit. If either fails, nothing is
+        sent, and there is no retry.
+        """
+        accounts = item.call.accounts
         wanted = item.permit_request()
         min_retry_s = item.endpoint.timeouts.min_s(item.resolved.parameters)
         with item.memory:  # keep the call's memory if the call ends while another one waits for this shared request
@@ -247,8 +252,10 @@ class JinaBackend:
             attempt_number = 0
             while True:
                 attempt_number += 1
+                reservation = None if accounts is None else await accounts.reserve(item.min_tokens, item.deadline)
+                permit = await self._acquire(wanted, reservation, context)
                 try:
-                    result = await self._attempt(item, wanted, context, meter, attempt_number)
+                    result = await self._attempt(item, permit, reservation, context, meter, attempt_number)
                 except ToolError as error:
                     left_s = item.deadline.remaining() - min_retry_s
                     wait_s = retry_wait_s(error, attempt_number, self._options.retry, left_s)
@@ -263,16 +270,20 @@ class JinaBackend:
                     item.call.slot.resume()
 
     async def _attempt(
-        self, item: _Item, wanted: PermitRequest, context: RequestContext, meter: Meter, number: int
+        self,
+        item: _Item,
+        permit: Permit,
+        reservation: Reservation | None,
+        context: RequestContext,
+        meter: Meter,
+        number: int,
     ) -> UpstreamResult:
-        """Reserve the estimated cost in the budgets, wait for a permit and send the request. Raises ToolError.
+        """Send a request, and end its permit and reservation. Raises ToolError.
 
-        Then permit, budgets and `meter` get its real cost, also that of a failure; if it was cancelled, the estimate.
-        An attempt that ends before its request is sent costs nothing. `number` counts from 1.
+        Permit, budgets and `meter` get its real cost, also that of a failure; if it was cancelled, the estimate. An
+        attempt that ends before its request is sent costs nothing. `number` counts from 1.
         """
-        accounts = item.call.accounts
-        reservation = None if accounts is None else await accounts.reserve(item.min_tokens, item.deadline)
-        permit = await self._acquire(wanted, reservation, context)
+        key = KeyUse(permit.variable, item.endpoint.operation.name)
         estimate = item.min_tokens if reservation is None else reservation.amount.tokens
         tokens: int | None = None  # cost of the request, unknown while it runs
         try:
@@ -282,12 +293,12 @@ class JinaBackend:
             if permit.is_sent and (retries_with_other_keys := permit.failed(error)):
                 error.max_retries = max(retries_with_other_keys, error.max_retries)
                 error.retry_after = 0.0
-            self._refused_keys.record(KeyUse(permit.variable, wanted.endpoint), error.http_status)
+            self._refused_keys.record(key, error.http_status)
             raise
         else:
             tokens = result.usage.tokens
             permit.done(tokens)
-            self._refused_keys.record_success(KeyUse(permit.variable, wanted.endpoint))
+            self._refused_keys.record_success(key)
             return result
         finally:
             if permit.is_sent:

@@ -122,7 +122,7 @@ class ByteSemaphore:
         self.give(memory, memory.held)
 
     def release_all_but(self, memory: ResponseMemory, size: int) -> None:
-        """Release all but `size` bytes; the reserve only if `size` bytes are free without it."""
+        """Release all but `size` bytes. The reserve is kept, whole, if fewer than `size` bytes are free beside it."""
         if memory.has_reserve:
             if size > self.free_bytes:
                 return
@@ -193,7 +193,7 @@ class ByteSemaphore:
 
 
 class ResponseMemory:
-    """Memory of a call (see `call.CallMemory`).
+    """Memory of a call (see `CallMemory` in `engine/call.py`).
 
     It is released when the last `with` block ends: a shared request may outlive the call that started it.
     """

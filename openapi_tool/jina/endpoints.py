@@ -22,7 +22,7 @@ RESERVE_S = 1.0  # kept of a call's remaining time for the way of request and re
 MAX_STAGE_S = 180  # the upstream's limit
 _MIN_RETRY_S = 5.0  # see `Timeouts.min_s`
 _ONE_STAGE_ENGINES = ("browser", "curl", "direct", "cf-browser-rendering")
-_NETWORK_IDLE_FROM_S = 20
+_NETWORK_IDLE_FROM_S = 20  # of `timeout`: from there on the upstream waits until a page loads nothing more
 
 Parameters = Mapping[str, Any]
 """Upstream parameters of one request, by body name."""
