@@ -70,14 +70,14 @@ MONEY = (
     ),
     Mutation(
         "jina/backend.py",
-        "                    if permit.is_sent:\n                        if tokens",
-        "                    if True:\n                        if tokens",
+        "            if permit.is_sent:\n                if tokens",
+        "            if True:\n                if tokens",
         "tests/races/test_budgets.py::test_a_request_that_gets_no_connection_takes_nothing_of_budget_and_limit",
     ),
     Mutation(
         "jina/backend.py",
-        "                        permit.cancelled()\n",
-        "                        pass\n",
+        "                permit.cancelled()\n",
+        "                pass\n",
         "tests/races/test_budgets.py::test_each_attempt_ends_its_permit_once_also_if_it_is_cancelled",
     ),
     Mutation(
@@ -214,13 +214,13 @@ IDENTITY = (
     Mutation(
         "tools/session_identities.py",
         "orjson.dumps(owned, option=orjson.OPT_SORT_KEYS)",
-        'f"{project_id}{agent_id}{alias}".encode("utf-8", "replace")',
+        'f"{project_id}{agent_id}{session_id}".encode("utf-8", "replace")',
         "tests/unit/test_tools.py::test_separator_in_an_id_does_not_make_two_owners_equal",
     ),
     Mutation(
         "tools/session_identities.py",
-        "[project_id, agent_id, alias]",
-        "[project_id, alias]",
+        "[project_id, agent_id, session_id]",
+        "[project_id, session_id]",
         "tests/unit/test_tools.py::test_identities_agree_exactly_where_owner_and_alias_do",
     ),
     Mutation(
@@ -457,7 +457,7 @@ SECRETS = (
     ),
     Mutation(
         "jina/backend.py",
-        "self._refused_keys.record_success(KeyUse(permit.variable, operation))",
+        "self._refused_keys.record_success(key)",
         "pass",
         "tests/wire/test_answers.py::test_a_key_that_the_upstream_accepts_again_is_listed_as_recovered",
     ),

@@ -42,8 +42,8 @@ class Call:
     - `identity`: as the door names them.
     - `memory`: a context, to be exited once the result is stored. A shared request may keep it longer.
     - `slot`: given up while a request waits for a permit.
-    - `recheck`: raises ToolError once the call may send no more requests.
-    - `budget`: the accounts that its requests are charged to; None without budgets.
+    - `recheck`: raises ToolError if the call may send no more requests, for example since its tool was disabled.
+    - `accounts`: those that its requests are charged to; None without budgets.
     - `spent`: upstream cost so far, including failed requests.
     - `attempts`: upstream requests so far, in the order in which they were sent.
     - `permit_waits`: begins and ends of waits for a permit, on the monotonic clock in seconds.
@@ -59,7 +59,7 @@ class Call:
     memory: CallMemory
     slot: Slot = NO_SLOT
     recheck: Callable[[], None] | None = None
-    budget: CallAccounts | None = None
+    accounts: CallAccounts | None = None
     spent: Usage = NO_USAGE
     attempts: list[UpstreamAttempt] = field(default_factory=list)
     permit_waits: list[tuple[float, float]] = field(default_factory=list)

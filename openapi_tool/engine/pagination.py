@@ -48,7 +48,7 @@ _MAX_CHECK_S = 2.0
 _SAMPLE_CURSOR = "a" * 44  # as long as a real one
 _ADVICE = {"target_selector": "Read a part with target_selector", "count": "Ask for fewer results with count"}
 _UNCONTINUED_FACTOR = 2
-"""Factor of the limits if the definition's schema rejects `cursor`: its model can never read the rest."""
+"""By this the limits are multiplied if the definition's schema rejects `cursor`: its model can never read the rest."""
 
 
 class _Fit(NamedTuple):
@@ -93,7 +93,7 @@ class Pagination:
         self, call: Call, definition: ToolDefinition, output: ToolOutput, max_result_tokens: int | None
     ) -> tuple[RenderedResult, StoredText | None]:
         """Return what the model is shown, and the whole text if that is truncated and may be stored."""
-        cost = _cost_note(output, self._options.cost_note_tokens) + (call.budget.note if call.budget else "")
+        cost = _cost_note(output, self._options.cost_note_tokens) + (call.accounts.note if call.accounts else "")
         fit = await self._fit(call, definition, output, max_result_tokens, len(cost))
         if fit.parts is not None:
             return RenderedResult(framed(fit.parts) + cost), None
@@ -113,7 +113,10 @@ class Pagination:
     async def _fit(
         self, call: Call, definition: ToolDefinition, output: ToolOutput, max_result_tokens: int | None, note_chars: int
     ) -> _Fit:
-        """Try to fit the text uncut beside notes of `note_chars`; within higher limits if its model cannot continue."""
+        """Return the text's limit beside notes of `note_chars`, and its parts if it fits uncut.
+
+        The limit is higher if the model could not continue a cut text.
+        """
         total = self._limit(definition, max_result_tokens)
         limit = self._for_text(definition, output, total.minus(note_chars))
         parts = uncut_parts(output.items, limit)

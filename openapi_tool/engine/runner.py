@@ -46,7 +46,8 @@ log = logging.getLogger(__name__)
 _without_key_shapes = Redactor(where="error").value
 """Masks in a value what looks like a key, such as one in a definition instead of its variable, but no known secret.
 
-A failure quotes the caller, who would learn from a mask that his guess of a secret is right.
+A failure quotes the arguments. If known secrets were masked, too, a caller could write a guess into an argument, such
+as `url: abc123`, and a mask in the error would tell that the guess is right.
 """
 
 _WRITE_GRACE_S = 2.0  # until the cost of a cancelled call is stored
@@ -66,7 +67,7 @@ class RunnerOptions:
 
 
 class ToolRunner:
-    """Runs tool calls; every failure becomes a result."""
+    """Runs tool calls; every failure becomes a result, except Unavailable and CancelledError, which are raised."""
 
     def __init__(self, options: RunnerOptions, backend: ToolBackend, pagination: Pagination) -> None:
         self._options = options
@@ -93,12 +94,12 @@ class ToolRunner:
         return Call(identity, memory, slot, quota_namespace=self._options.quota_namespace)
 
     async def run(self, call: Call, definition: ToolDefinition, given: ToolCall, deadline: Deadline) -> RunResult:
-        """Run a call within its memory; every failure but Unavailable and CancelledError becomes its result.
+        """Run a call within its memory. Raises Unavailable and CancelledError; any other failure becomes its result.
 
         `given` has the model's arguments.
         """
         started = time.monotonic()
-        tool = definition.built_in.name
+        built_in_name = definition.built_in.name
         session_id: str | None = None
         try:
             arguments = await self._arguments(call, definition, given, deadline)
@@ -108,12 +109,13 @@ class ToolRunner:
             _refuse_if_late(deadline)
             wanted = result_request(definition, arguments)
             if wanted.cursor is None:
-                call.recheck = partial(self._check_switch, call, definition)  # after each wait for a permit, too
+                # The backend checks the switch again after each wait for a permit.
+                call.recheck = partial(self._check_switch, call, definition)
                 output = await self._backend.run(definition, arguments, deadline, call)
                 shown = await self._pagination.show(call, definition, output, wanted.max_tokens)
             elif wanted.search is None:
                 shown = await self._pagination.resume(call, definition, wanted.cursor, wanted.max_tokens)
-            else:  # reads the whole text and may take seconds, so only this is limited
+            else:  # a search reads the whole text and may take seconds, so it needs a time limit of its own
                 async with _search_limit(deadline):
                     shown = await self._pagination.find(
                         call, definition, wanted.search, wanted.cursor, wanted.max_tokens
@@ -124,22 +126,23 @@ class ToolRunner:
                 definition.result_format,
                 latency_ms=_ms_since(started),
                 attempts=call.attempts,
-                tool=tool,
+                tool=built_in_name,
                 session=session_id,
                 budget=_remaining_budget(call),
                 repaired=tuple(sorted({*arguments.repaired, *call.repaired})),
             )
             full_text = shown.full_text
         except Exception as cause:  # noqa: BLE001 - failure_result logs defects
-            fields = self.failure_result(call, definition.tool_name, cause, started, tool, session_id)
+            fields = self.failure_result(call, definition.tool_name, cause, started, built_in_name, session_id)
             full_text = None
-        if call.budget is not None:  # before the door stores the result, so that no crash loses its cost
-            await shielded(call.budget.wait_until_written(), _WRITE_GRACE_S)
+        if call.accounts is not None:  # before the door stores the result, so that no crash loses its cost
+            await shielded(call.accounts.wait_until_written(), _WRITE_GRACE_S)
         return RunResult(fields, full_text)
 
     async def _arguments(
         self, call: Call, definition: ToolDefinition, given: ToolCall, deadline: Deadline
     ) -> Arguments:
+        """Merge, validate and resolve the arguments; leave out those that nobody knows. Raises ToolError."""
         prepared = self._options.arguments.prepare(definition, given, call.identity)
         wait_s = deadline.remaining()
         checked = await self._options.isolation.check_arguments(definition, prepared.check, call.project, wait_s)
@@ -210,7 +213,7 @@ def _log_fields(call: Call, tool_name: str) -> dict[str, Any]:
 
 
 def _remaining_budget(call: Call) -> Mapping[str, Any] | None:
-    return call.budget.left() if call.budget is not None else None
+    return call.accounts.left() if call.accounts is not None else None
 
 
 def _defect(call: Call, cause: Exception) -> InternalError:

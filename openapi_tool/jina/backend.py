@@ -52,9 +52,8 @@ log = logging.getLogger(__name__)
 _ADJUSTABLE = frozenset({"count", "max_tokens", "target_selector"})  # a remedy may suggest another value of these
 _TIMEOUT = "timeout"
 
-_MIN_WAIT_S = 0.001  # a shorter wait is not recorded if the permit was granted
-_CANCEL_GRACE_S = 1.0
-"""Seconds that the items of a cancelled call get to end."""
+_MIN_WAIT_S = 0.001  # a shorter wait for a permit is not recorded, unless it ended without one
+_CANCEL_GRACE_S = 1.0  # that the items of a cancelled call get to end
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,8 @@ class JinaBackendOptions:
 class _Item:
     """One item of a call, with all that the attempts to request it need.
 
-    `endpoint` says how a request of its operation is built. `deadline` is that of its requests.
+    `endpoint` says how a request of its operation is built. `deadline` is that of its requests, perhaps earlier than
+    the call's. `memory` is `call.memory` with its real type.
     """
 
     definition: ToolDefinition
@@ -86,9 +86,26 @@ class _Item:
 
     @property
     def may_cache(self) -> bool:
-        """Return whether others may get the response, and this call that of another request."""
+        """Return whether the response may be shared: stored for later calls, or taken from an earlier one."""
         parameters = self.resolved.parameters
         return not (parameters.get("noCache") or parameters.get("doNotTrack"))
+
+    @property
+    def min_tokens(self) -> int:
+        """Return the minimum charge for a successful request."""
+        return self.endpoint.min_tokens(self.resolved.parameters)
+
+    def permit_request(self) -> PermitRequest:
+        """Return the request for a permit, one for all attempts: it records the keys that were refused."""
+        return PermitRequest(
+            variable=self.arguments.key_variable,
+            endpoint=self.endpoint.operation.name,
+            agent=self.call.quota_agent,
+            deadline=self.deadline,
+            key=self.arguments.api_key,
+            slot=self.call.slot,
+            call=self.call.number,
+        )
 
     def timed_request(self) -> UpstreamRequest:
         """Return the request with a `timeout` that makes the upstream answer within the remaining time."""
@@ -107,7 +124,7 @@ class _Item:
 class JinaBackend:
     """Runs search and reader calls, of one item or of a batch.
 
-    In what the upstream says the secrets sent with the call are masked. Each request, also a retry, needs one of
+    The secrets that were sent with a call are masked in the responses to it. Each request, also a retry, needs one of
     `permits` and is charged to `budgets`. Only tests pass `sleep`, which waits between attempts.
     """
 
@@ -141,11 +158,14 @@ class JinaBackend:
         return without_unknown(definition, arguments)
 
     async def run(self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, call: Call) -> ToolOutput:
-        """Send the upstream requests and read the responses, within the memory of the call. Raises ToolError."""
+        """Return the output of a call's requests, of one or of each item of a batch. Raises ToolError.
+
+        The caller has entered `call.memory`.
+        """
         if self._budgets is not None and (self._budgets.limited or definition.budget is not None):
             project, agent = call.quota_agent
             spender = Spender(project, agent, arguments.session_identity, definition.tool_name, definition.budget)
-            call.budget = self._budgets.accounts_of(spender)
+            call.accounts = self._budgets.accounts_of(spender)
         items = batch_items(definition, arguments, self._options.tools.max_batch_items)
         if items is None:
             output = await self._run_one(definition, arguments, deadline, call)
@@ -180,7 +200,7 @@ class JinaBackend:
     ) -> ToolOutput:
         """Run one item; report its cost in output or error, and to the call, also if it is cancelled."""
         meter = Meter()
-        is_limited = _limits_itself(definition, arguments, deadline)
+        is_limited_by_model = _model_limits_time(definition, arguments, deadline)
         try:
             item = self._item(definition, arguments, deadline, call)
             if item.may_cache:
@@ -193,17 +213,17 @@ class JinaBackend:
             error.tokens, error.requests = meter.tokens, meter.requests
             if error.timed_out:
                 error.message += _quicker(definition, arguments)
-            if error.timed_out and is_limited:
+            if error.timed_out and is_limited_by_model:
                 error.message += f" A longer {_TIMEOUT} may help."
             raise without_traceback(error) from None
         finally:
             call.spent += meter.usage
         usage = meter.usage
-        # A call that joined a request of another one counts as cached, unless it is the one to report the cost.
+        # A call that joined another call's request is `cached`, unless it is the one of them that reports the cost.
         return replace(output, usage=usage, cached=output.cached and not usage.requests)
 
     def _item(self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, call: Call) -> _Item:
-        """Turn arguments into a request. Raises ToolError."""
+        """Map and check the arguments, shorten the deadline, and build the request. Raises ToolError."""
         given = resolve_parameters(definition, arguments)
         if given.left_out and not call.left_out_logged:
             call.left_out_logged = True  # the items of a batch leave out the same
@@ -221,63 +241,72 @@ class JinaBackend:
     async def _request(self, item: _Item, meter: Meter) -> ToolOutput:
         """Send the request of an item, and again after each failure that a retry may mend. Raises ToolError.
 
-        An attempt reserves its estimated cost in the budgets, waits for a permit and sends the request. Then permit,
-        budgets and `meter` get its real cost, also that of a failure; if it was cancelled, the estimate. An attempt
-        that ends before its request is sent costs nothing.
+        For each attempt reserve its estimated cost in the budgets, and wait for a permit. If either fails, nothing is
+        sent, and there is no retry.
         """
-        call = item.call
-        deadline = item.deadline
-        parameters = item.resolved.parameters
-        operation = item.endpoint.operation.name
-        wanted = PermitRequest(
-            variable=item.arguments.key_variable,
-            endpoint=operation,
-            agent=call.quota_agent,
-            deadline=deadline,
-            key=item.arguments.api_key,
-            slot=call.slot,
-            call=call.number,
-        )
-        min_tokens = item.endpoint.min_tokens(parameters)
-        min_retry_s = item.endpoint.timeouts.min_s(parameters)
+        accounts = item.call.accounts
+        wanted = item.permit_request()
+        min_retry_s = item.endpoint.timeouts.min_s(item.resolved.parameters)
         with item.memory:  # keep the call's memory if the call ends while another one waits for this shared request
-            context = item.memory.for_request(call)
+            context = item.memory.for_request(item.call)
             attempt_number = 0
             while True:
                 attempt_number += 1
-                reservation = None if call.budget is None else await call.budget.reserve(min_tokens, deadline)
+                reservation = None if accounts is None else await accounts.reserve(item.min_tokens, item.deadline)
                 permit = await self._acquire(wanted, reservation, context)
-                estimate = min_tokens if reservation is None else reservation.amount.tokens
-                tokens: int | None = None  # cost of the request, unknown while it runs
                 try:
-                    result = await self._send(item, permit, context, attempt_number, estimate)
+                    result = await self._attempt(item, permit, reservation, context, meter, attempt_number)
                 except ToolError as error:
-                    tokens = error.tokens
-                    if permit.is_sent and (other_keys := permit.failed(error)):
-                        error.max_retries = max(other_keys, error.max_retries)
-                        error.retry_after = 0.0
-                    self._refused_keys.record(KeyUse(permit.variable, operation), error.http_status)
-                    left_s = deadline.remaining() - min_retry_s
+                    left_s = item.deadline.remaining() - min_retry_s
                     wait_s = retry_wait_s(error, attempt_number, self._options.retry, left_s)
                     if wait_s is None:
                         raise without_traceback(error) from None
                 else:
-                    tokens = result.usage.tokens
-                    permit.done(tokens)
-                    self._refused_keys.record_success(KeyUse(permit.variable, operation))
-                    return _output(result, parameters, context)
-                finally:
-                    if permit.is_sent:
-                        if tokens is None:  # the attempt was cancelled
-                            permit.cancelled()
-                        _settle(item, reservation, meter, estimate, tokens)
-                    else:
-                        _give_back(permit, reservation)
-                call.slot.pause()
+                    return _output(result, item.resolved.parameters, context)
+                item.call.slot.pause()
                 try:
                     await self._sleep(wait_s)
                 finally:
-                    call.slot.resume()
+                    item.call.slot.resume()
+
+    async def _attempt(
+        self,
+        item: _Item,
+        permit: Permit,
+        reservation: Reservation | None,
+        context: RequestContext,
+        meter: Meter,
+        number: int,
+    ) -> UpstreamResult:
+        """Send a request, and end its permit and reservation. Raises ToolError.
+
+        Permit, budgets and `meter` get its real cost, also that of a failure; if it was cancelled, the estimate. An
+        attempt that ends before its request is sent costs nothing. `number` counts from 1.
+        """
+        key = KeyUse(permit.variable, item.endpoint.operation.name)
+        estimate = item.min_tokens if reservation is None else reservation.amount.tokens
+        tokens: int | None = None  # cost of the request, unknown while it runs
+        try:
+            result = await self._send(item, permit, context, number, estimate)
+        except ToolError as error:
+            tokens = error.tokens
+            if permit.is_sent and (retries_with_other_keys := permit.failed(error)):
+                error.max_retries = max(retries_with_other_keys, error.max_retries)
+                error.retry_after = 0.0
+            self._refused_keys.record(key, error.http_status)
+            raise
+        else:
+            tokens = result.usage.tokens
+            permit.done(tokens)
+            self._refused_keys.record_success(key)
+            return result
+        finally:
+            if permit.is_sent:
+                if tokens is None:  # the attempt was cancelled
+                    permit.cancelled()
+                _settle(item, reservation, meter, estimate, tokens)
+            else:
+                _give_back(permit, reservation)
 
     async def _acquire(self, wanted: PermitRequest, reservation: Reservation | None, context: RequestContext) -> Permit:
         """Wait for a permit; then check that the tool was not disabled meanwhile. Raises ToolError.
@@ -294,7 +323,7 @@ class JinaBackend:
             _give_back(permit, reservation)
             raise
         finally:
-            # Of a call that gets no permit record also a short wait: it shows where the call ended.
+            # If no permit was granted, record a short wait, too: it shows where the call ended.
             if (end := time.monotonic()) - begin >= _MIN_WAIT_S or permit is None:
                 context.record_permit_wait(begin, end)
         return permit
@@ -329,8 +358,8 @@ class JinaBackend:
 
 def _settle(item: _Item, reservation: Reservation | None, meter: Meter, estimate: int, tokens: int | None) -> None:
     """Count the cost of a request that was sent; None is unknown, and counts as the estimate."""
-    if item.call.budget is not None and tokens is not None:
-        item.call.budget.learn_cost(tokens)
+    if item.call.accounts is not None and tokens is not None:
+        item.call.accounts.learn_cost(tokens)
     counted = estimate if tokens is None else tokens
     if reservation is not None:
         reservation.charge(counted)
@@ -389,7 +418,7 @@ def _log_left_out(definition: ToolDefinition, names: Sequence[str]) -> None:
     )
 
 
-def _limits_itself(definition: ToolDefinition, arguments: Arguments, deadline: Deadline) -> bool:
+def _model_limits_time(definition: ToolDefinition, arguments: Arguments, deadline: Deadline) -> bool:
     """Return whether the call would have more time without the model's own `timeout`."""
     given = arguments.values.get(_TIMEOUT) if _TIMEOUT in arguments.by_model else None
     return isinstance(given, int | float) and given < deadline.shortened(definition.timeout_s).remaining()
@@ -404,6 +433,6 @@ def _quicker(definition: ToolDefinition, arguments: Arguments) -> str:
 
 
 def _offered(definition: ToolDefinition, arguments: Arguments) -> frozenset[str]:
-    """Return the arguments that the model may give, and either has not or may change."""
+    """Return the arguments that advice may name: those that the model may give, and has not given or may change."""
     taken = {name for name, value in arguments.values.items() if value} - _ADJUSTABLE
     return definition.model_arguments - taken

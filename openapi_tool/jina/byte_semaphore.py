@@ -53,7 +53,7 @@ def max_call_memory(max_response_bytes: int) -> int:
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
-    call: ResponseMemory
+    memory: ResponseMemory
     size: int
     granted: asyncio.Future[None]
 
@@ -83,65 +83,65 @@ class ByteSemaphore:
         """Return the memory of a call; `project` None has no share limit."""
         return ResponseMemory(self, project)
 
-    async def take(self, call: ResponseMemory, size: int) -> None:
-        """Wait until `call` holds `size` bytes more. A cancelled wait takes nothing."""
-        if self.try_take(call, size):
+    async def take(self, memory: ResponseMemory, size: int) -> None:
+        """Wait until `memory` holds `size` bytes more. A cancelled wait takes nothing."""
+        if self.try_take(memory, size):
             return
-        waiter = _Waiter(call, size, asyncio.get_running_loop().create_future())
+        waiter = _Waiter(memory, size, asyncio.get_running_loop().create_future())
         self._waiting.append(waiter)
         self._serve()  # a call that holds memory may get the reserve at once
         try:
             await waiter.granted
         except asyncio.CancelledError:
             if waiter.granted.done() and not waiter.granted.cancelled():
-                self.give(call, size)  # granted in the same loop iteration in which the wait was cancelled
+                self.give(memory, size)  # granted in the same loop iteration in which the wait was cancelled
             else:
                 with suppress(ValueError):
                     self._waiting.remove(waiter)
                 self._serve()
             raise
 
-    def try_take(self, call: ResponseMemory, size: int) -> bool:
+    def try_take(self, memory: ResponseMemory, size: int) -> bool:
         """Take `size` bytes more if that needs no wait; return whether it did."""
-        if call.has_reserve:
+        if memory.has_reserve:
             return True
-        if size > self.free_bytes or not self._within_share(call, size) or self._must_queue(call):
+        if size > self.free_bytes or not self._within_share(memory, size) or self._must_queue(memory):
             return False
-        self._move(call, size)
+        self._move(memory, size)
         return True
 
-    def give(self, call: ResponseMemory, size: int) -> None:
-        """Release `size` bytes, at most all that `call` holds."""
-        self._move(call, -min(size, call.held))
+    def give(self, memory: ResponseMemory, size: int) -> None:
+        """Release `size` bytes, at most all that `memory` holds."""
+        self._move(memory, -min(size, memory.held))
         self._serve()
 
-    def give_all(self, call: ResponseMemory) -> None:
+    def give_all(self, memory: ResponseMemory) -> None:
         """Release all memory and the reserve."""
-        self._reserve_is_free |= call.has_reserve
-        call.has_reserve = False
-        self.give(call, call.held)
+        self._reserve_is_free |= memory.has_reserve
+        memory.has_reserve = False
+        self.give(memory, memory.held)
 
-    def release_all_but(self, call: ResponseMemory, size: int) -> None:
-        """Release all but `size` bytes; the reserve only if `size` bytes are free without it."""
-        if call.has_reserve:
+    def release_all_but(self, memory: ResponseMemory, size: int) -> None:
+        """Release all but `size` bytes. The reserve is kept, whole, if fewer than `size` bytes are free beside it."""
+        if memory.has_reserve:
             if size > self.free_bytes:
                 return
-            call.has_reserve = False
+            memory.has_reserve = False
             self._reserve_is_free = True
-            self._move(call, size)
-        self.give(call, max(0, call.held - size))
+            self._move(memory, size)
+        self.give(memory, max(0, memory.held - size))
 
     def _serve(self) -> None:
         while self._waiting and (waiter := self._next_waiter()):
-            call = waiter.call
-            if not call.has_reserve:
-                if waiter.size <= self.free_bytes and self._within_share(call, waiter.size):
-                    self._move(call, waiter.size)
+            memory = waiter.memory
+            if not memory.has_reserve:
+                if waiter.size <= self.free_bytes and self._within_share(memory, waiter.size):
+                    self._move(memory, waiter.size)
                 else:
                     self._reserve_is_free = False
-                    self._last_reserve_project = call.project
-                    call.has_reserve = True
-                    self._move(call, -call.held)  # the reserve covers all that the call may need
+                    self._last_reserve_project = memory.project
+                    memory.has_reserve = True
+                    self._move(memory, -memory.held)  # the reserve covers all that the call may need
             self._waiting.remove(waiter)
             waiter.granted.set_result(None)
 
@@ -149,47 +149,51 @@ class ByteSemaphore:
         """Skip projects at their share; return None if the next waiter must wait for free memory."""
         blocked_projects: set[str | None] = set()
         for waiter in sorted((one for one in self._waiting if not one.granted.done()), key=self._rank):
-            call = waiter.call
-            if call.has_reserve or (call.held and self._reserve_is_free):
+            memory = waiter.memory
+            if memory.has_reserve or (memory.held and self._reserve_is_free):
                 return waiter
-            if call.project not in blocked_projects and self._within_share(call, waiter.size):
+            if memory.project not in blocked_projects and self._within_share(memory, waiter.size):
                 return waiter if waiter.size <= self.free_bytes else None
-            blocked_projects.add(call.project)
+            blocked_projects.add(memory.project)
         return None
 
     def _rank(self, waiter: _Waiter) -> int:
-        """Lowest first. Among calls with memory, the last project with the reserve comes last, or it could keep it."""
-        call = waiter.call
-        if call.has_reserve:
+        """Return the place in the queue, the lowest first; waiters of one rank stay in their order.
+
+        0: has the reserve. 1: holds memory. 2: holds memory, but its project was the last to have the reserve, and
+        could keep it for ever. 3: holds none.
+        """
+        memory = waiter.memory
+        if memory.has_reserve:
             return 0
-        if not call.held:
+        if not memory.held:
             return 3
-        return 2 if call.project is not None and call.project == self._last_reserve_project else 1
+        return 2 if memory.project is not None and memory.project == self._last_reserve_project else 1
 
-    def _within_share(self, call: ResponseMemory, size: int) -> bool:
+    def _within_share(self, memory: ResponseMemory, size: int) -> bool:
         # A project that holds nothing may exceed its share, or it could never load a large page.
-        held = self._held_by[call.project]
-        return call.project is None or not held or held + size <= self._share
+        held = self._held_by[memory.project]
+        return memory.project is None or not held or held + size <= self._share
 
-    def _must_queue(self, call: ResponseMemory) -> bool:
+    def _must_queue(self, memory: ResponseMemory) -> bool:
         return any(
-            waiter.call.project == call.project or self._within_share(waiter.call, waiter.size)
+            waiter.memory.project == memory.project or self._within_share(waiter.memory, waiter.size)
             for waiter in self._waiting
             if not waiter.granted.done()
         )
 
-    def _move(self, call: ResponseMemory, size: int) -> None:
-        """Move `size` bytes, which may be negative, to `call`."""
+    def _move(self, memory: ResponseMemory, size: int) -> None:
+        """Move `size` bytes, which may be negative, to `memory`."""
         self.free_bytes -= size
-        call.held += size
-        if call.project is not None:
-            self._held_by[call.project] += size
-            if not self._held_by[call.project]:
-                del self._held_by[call.project]
+        memory.held += size
+        if memory.project is not None:
+            self._held_by[memory.project] += size
+            if not self._held_by[memory.project]:
+                del self._held_by[memory.project]
 
 
 class ResponseMemory:
-    """Memory of a call (see `call.CallMemory`).
+    """Memory of a call (see `CallMemory` in `engine/call.py`).
 
     It is released when the last `with` block ends: a shared request may outlive the call that started it.
     """

@@ -57,7 +57,7 @@ def cache_key(definition: ToolDefinition, arguments: Arguments, request: Upstrea
 
 @dataclass(slots=True)
 class _InFlightRequest:
-    """Shared request, number of calls that wait for it, and cost that none of them has reported yet.
+    """Shared request, number of calls `waiting` for it, and in `meter` its cost that none of them has reported yet.
 
     Its task returns a ToolError instead of raising it: each call that waits raises a copy of its own.
     """
@@ -103,7 +103,7 @@ class ResponseCache:
         pending = self._in_flight[key] if joined else self._start(key, fetch)
         outcome = await self._wait(pending, deadline, meter)
         if joined and isinstance(outcome, ToolTimeout) and deadline.remaining() > 0:
-            # The call that started the request had an earlier deadline than this one: try again.
+            # The request ended at the deadline of the call that started it, which was earlier than this one: try again.
             return await self.get(key, deadline, fetch, context, meter)
         if isinstance(outcome, ToolError):
             raise copy.copy(outcome)

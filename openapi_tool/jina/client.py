@@ -125,11 +125,22 @@ class JinaClient:
         )
         secrets = frozenset(secret.get_secret_value() for secret in context.call.secrets_sent)
         received = Received(status, response.headers.get("retry-after"), secrets)
+        return await self._result(body, request, received, deadline, context)
+
+    async def _result(
+        self,
+        body: bytearray,
+        request: UpstreamRequest,
+        received: Received,
+        deadline: Deadline,
+        context: RequestContext,
+    ) -> UpstreamResult:
+        """Read a body in a worker process, or here if that is cheap; then empty it. Raises ToolError."""
         try:
             await context.hold(memory_to_hold(body))
             if self._pool is None:
                 return read_response(body, request.expected, received)
-            if body_fits_inline(body, len(secrets)):
+            if body_fits_inline(body, len(received.secrets)):
                 await without_other_long_steps(len(body), LONG_BODY_BYTES)
                 with suppress(MayHoldSecret):
                     return read_response(body, request.expected, received, inline=True)

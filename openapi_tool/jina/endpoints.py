@@ -17,12 +17,12 @@ from openapi_tool.tools.argument_names import fold
 from openapi_tool.tools.catalogue import READER, SEARCH, Operation
 from openapi_tool.tools.definition import ToolDefinition
 
-MARGIN_S = 3.0  # how long a request may take beside its stages
+MARGIN_S = 3.0  # how long a request may take beside its stages (`Timeouts`)
 RESERVE_S = 1.0  # kept of a call's remaining time for the way of request and response
 MAX_STAGE_S = 180  # the upstream's limit
 _MIN_RETRY_S = 5.0  # see `Timeouts.min_s`
 _ONE_STAGE_ENGINES = ("browser", "curl", "direct", "cf-browser-rendering")
-_NETWORK_IDLE_FROM_S = 20
+_NETWORK_IDLE_FROM_S = 20  # of `timeout`: from there on the upstream waits until a page loads nothing more
 
 Parameters = Mapping[str, Any]
 """Upstream parameters of one request, by body name."""
@@ -31,6 +31,9 @@ Parameters = Mapping[str, Any]
 @dataclass(frozen=True, slots=True)
 class Timeouts:
     """Use of the parameter `timeout` by an operation.
+
+    The parameter limits each stage of the upstream's work, not the whole request: a read has two stages, one after the
+    other, or one if `engine` names one; a search has one.
 
     `stages` returns the number of a request's stages, `timing` the extra parameters for a stage of the given seconds,
     `needs_timeout` whether a request may take long enough to need one.
@@ -93,15 +96,20 @@ _MIN_PAGE_TOKENS = {
     "instruction": 12_000,
     "jsonSchema": 12_000,
 }
-"""Minimum charge in tokens for a page read with one of these parameters."""
+"""Minimum charge in tokens for a page read with one of these parameters (jina-api section 5).
+
+Only the first is sent: `parameters.REFUSED` has the others.
+"""
 
 
 @dataclass(frozen=True)
 class Endpoint:
     """One operation of the upstream; `response.py` has how its responses are read.
 
-    - `own`: arguments, folded, with values of their own for a parameter: `with_content: true` sets `respondWith`.
-    - `implied`: not sent, since they are the upstream's defaults.
+    - `own`: arguments of this service, by folded name, each with the parameter that it sets: `with_content: true` sets
+      `respondWith`.
+    - `defaults`: sent if nothing sets these parameters.
+    - `implied`: values that are not sent, since the upstream assumes them.
     - `check_url`: checks and repairs the main parameter, if that is an address.
     - `price`: minimum charge for a successful request if above the operation's (jina-api section 5).
     - `cheaper`: ways to lower the cost of a call, by the parameters of one item, the charge for all, and their number.

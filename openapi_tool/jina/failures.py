@@ -22,8 +22,8 @@ from openapi_tool.tools.wording import one_line
 NO_SECRETS = Redactor(where="error")
 
 # Maximum retries of a request.
-ONCE = 1  # after an accidental failure
-SOME = 3  # if the service is busy
+ONCE = 1  # after a failure by chance: a second one probably has a lasting cause
+SOME = 3  # if the service is busy, which passes
 
 _MAX_READ_CHARS = 4_000
 """Limit of an upstream message in characters; it bounds the time of the patterns below."""
@@ -61,10 +61,11 @@ _BUSY = "The service is overloaded or restarting; try again in a moment."
 _ACCOUNT = "The operator's account does not allow this request; it will not work until an operator acts."
 _SERVER = Rule(errors.UpstreamUnavailable, _BUSY, max_retries=SOME)
 _OTHER = Rule(errors.UpstreamRejected, "The service refused the request; change it or use another source.")
-_MIN_STATUS = 10_000  # a smaller number is an HTTP status
+_MIN_FIVE_DIGIT_STATUS = 10_000  # a smaller number is an HTTP status
 _HTTP_STATUSES = range(100, 600)
 
 RULES: Mapping[int, Rule] = {
+    # By the `status` in the body: the HTTP status, and two digits more.
     40003: Rule(errors.UpstreamUnavailable, "The page's transfer broke off; try again.", max_retries=ONCE),
     40004: Rule(errors.UpstreamRejected, "The page is of a type that cannot be read; use another source."),
     40104: Rule(
@@ -82,6 +83,7 @@ RULES: Mapping[int, Rule] = {
     42204: Rule(errors.UpstreamUnavailable, "A service behind the search failed; try again.", max_retries=SOME),
     42205: Rule(errors.UpstreamUnavailable, "A service behind the search failed; try again.", max_retries=SOME),
     45102: Rule(errors.TargetRefused, "This address may not be read (private, local or blocked); use a public page."),
+    # By the HTTP status.
     400: Rule(errors.BadRequest, "The request was refused; correct the arguments and call again."),
     401: Rule(errors.AuthFailed, "The key of this tool was refused; an operator must set a valid one.", reason=False),
     402: Rule(errors.BudgetExceeded, _ACCOUNT),
@@ -106,11 +108,11 @@ RULES: Mapping[int, Rule] = {
     504: replace(_SERVER, timed_out=True),
     524: Rule(errors.UpstreamUnavailable, "The service took too long; ask for less.", retryable=True),
 }
-"""Rules of all operations, by the five-digit `status` of an error body, else by HTTP status."""
+"""Rules of all operations, by the five-digit `status` of an error body, else by HTTP status (`_rule`)."""
 
 
 def worded(messages: Mapping[int, str]) -> dict[int, Rule]:
-    """Return shared rules with other messages."""
+    """Return the rules of these statuses in RULES, each with this message in place of its own."""
     return {status: replace(RULES[status], message=message) for status, message in messages.items()}
 
 
@@ -118,9 +120,10 @@ def worded(messages: Mapping[int, str]) -> dict[int, Rule]:
 class Failures:
     """Failures of one operation.
 
-    `rules` precede RULES; that of 408 is also used for a 422 about a page that timed out. A 422 that begins with
-    `nothing_found` is no error, but has no results (jina-api 2.2). `texts` are messages for a 422 that begins with the
-    key, `causes` for one that has it outside of addresses.
+    - `rules`: precede RULES; that of 408 is also used for a 422 about a page that timed out.
+    - `nothing_found`: a 422 whose text begins with this is no error, but has no results (jina-api 2.2).
+    - `texts`: messages for a 422, by the beginning of its text.
+    - `causes`: messages for a 422, by words anywhere in its text outside of addresses and selectors.
     """
 
     rules: Mapping[int, Rule] = field(default_factory=dict)
@@ -226,18 +229,11 @@ def upstream_failure(
     if rule.error is errors.TargetRefused and (blocked_s := _blocked_s(envelope)) is not None:
         rule = _blocked(blocked_s)
         wait_s = blocked_s
-    if filters and rule.error is errors.UpstreamUnavailable:
-        rule = replace(rule, message=f"{rule.message.removesuffix('.')}, or search without {' or '.join(filters)}.")
-    argument, remedy = rule.remedy
-    if argument and offers(argument):
-        rule = replace(rule, message=f"{rule.message} {remedy}")
-    message = rule.message
+    reason = ""
     if rule.reason and http_status < HTTPStatus.INTERNAL_SERVER_ERROR:
         reason = _reason(envelope, redactor, names)
-        if reason:
-            message += f" The service says: {quoted(reason)}"
     error = rule.error(
-        message,
+        _message(rule, reason, filters, offers),
         detail=None if wait_s is None else {"retry_after_s": max(1, math.ceil(wait_s))},
         retryable=rule.retryable or rule.max_retries > 0,
         max_retries=rule.max_retries,
@@ -248,6 +244,17 @@ def upstream_failure(
     error.upstream_status = whole_number(envelope.get("status"))
     error.is_concurrency = http_status == HTTPStatus.TOO_MANY_REQUESTS and _says_concurrency(envelope)
     return error
+
+
+def _message(rule: Rule, reason: str, filters: Sequence[str], offers: Offers) -> str:
+    """Return what the model is told; `reason` is what the upstream says, and may be empty."""
+    message = rule.message
+    if filters and rule.error is errors.UpstreamUnavailable:
+        message = f"{message.removesuffix('.')}, or search without {' or '.join(filters)}."
+    argument, remedy = rule.remedy
+    if argument and offers(argument):
+        message = f"{message} {remedy}"
+    return f"{message} The service says: {quoted(reason)}" if reason else message
 
 
 def status_inside(body: Mapping[str, Any]) -> int:
@@ -262,7 +269,7 @@ def status_inside(body: Mapping[str, Any]) -> int:
     status = whole_number(body.get("status"))
     if status is None:
         return HTTPStatus.OK
-    status = status // 100 if status >= _MIN_STATUS else status
+    status = status // 100 if status >= _MIN_FIVE_DIGIT_STATUS else status
     return status if status in _HTTP_STATUSES else HTTPStatus.OK
 
 
@@ -301,9 +308,10 @@ def _selector_advice(envelope: Mapping[str, Any], names: Mapping[str, str]) -> s
 
 
 def _rule(http_status: int, envelope: Mapping[str, Any], failures: Failures) -> Rule:
+    """Return the first that applies: five-digit status, block without a body, redirect, text of a 422, HTTP status."""
     rules = {**RULES, **failures.rules}
     status = whole_number(envelope.get("status"))
-    if status is not None and status >= _MIN_STATUS and status in rules:
+    if status is not None and status >= _MIN_FIVE_DIGIT_STATUS and status in rules:
         return rules[status]
     if http_status == HTTPStatus.FORBIDDEN and not envelope:
         return _EDGE_BLOCK

@@ -7,7 +7,7 @@ import re
 _MARKS = (("](blob:", ")"), ("](data:image/", ")"), ('src="data:image/', '"'), ("src='data:image/", "'"))
 """Beginnings of inline images, each with what ends its address: in Markdown, and as the source of an image in HTML."""
 
-_MAX_DROPPED = 10_000
+_MAX_DROPPED = 10_000  # addresses, for each mark
 _PARAMETER = r""";(?:[^\s,;"'()<>]{0,100}|[\w-]{1,40}="[^"\n]{0,60}")"""
 _BASE64_LINES = r"(?:\s{1,4}[A-Za-z0-9+/=]{40,})*(?:\s{1,4}[A-Za-z0-9+/]{1,60}={1,2})?"
 _LONG_DATA = re.compile(
@@ -54,9 +54,13 @@ def _shortened(address: re.Match[str]) -> str:
 
 
 def _drop_addresses(text: str, mark: str, closing: str) -> str:
+    """Return `text` without what stands between the mark's beginning and `closing`, for each mark in it.
+
+    `](blob:…)` becomes `]`, and `src="data:image/…"` becomes `src=""`.
+    """
     in_markdown = mark[0] == "]"
-    kept = len("]") if in_markdown else len('src="')  # of the mark
-    dropped_after = len(")") if in_markdown else 0
+    kept = len("]") if in_markdown else len('src="')  # characters of the mark that stay
+    dropped_after = len(")") if in_markdown else 0  # characters of `closing` that go
     pieces: list[str] = []
     copied_until = at = end = 0
     while len(pieces) < _MAX_DROPPED and (start := text.find(mark, at)) >= 0:

@@ -151,7 +151,10 @@ def changed_arguments(definition: ToolDefinition, given: ResolvedParameters, sen
 
 
 def with_max_tokens(resolved: ResolvedParameters, max_tokens: int) -> ResolvedParameters:
-    """Add a limit of tokens per page if neither definition nor model set one; 0 is no limit."""
+    """Add a limit of tokens per page if neither definition nor model set one; 0 is no limit.
+
+    For a search without pages remove the limit that they set.
+    """
     parameters = resolved.parameters
     has_limit = "maxTokens" in resolved.parameters
     if parameters.get("respondWith") == "no-content":  # no pages
@@ -165,7 +168,7 @@ def with_max_tokens(resolved: ResolvedParameters, max_tokens: int) -> ResolvedPa
 class ParameterResolver:
     """Parameters of one call, the mistakes of model and operator in them, and options that are left out.
 
-    The latter are those that the upstream does not know (`unknown`), and `invalid` ones that earlier versions sent.
+    Options are left out that the upstream does not know (`unknown`), and `invalid` ones that earlier versions sent.
     """
 
     def __init__(self, definition: ToolDefinition, *, suggest: bool = True) -> None:
@@ -177,8 +180,8 @@ class ParameterResolver:
         self._definition = definition
         self._suggest = suggest
         self._endpoint = endpoint_of(definition)
-        self._first_names: dict[str, str] = {}  # of the model's arguments, by parameter: two must not set the same
-        self._names: dict[str, str] = {}  # of the argument whose value is sent, by parameter (ResolvedParameters.names)
+        self._argument_by_parameter: dict[str, str] = {}  # the model's first one: two must not set the same parameter
+        self._names: dict[str, str] = {}  # as in ResolvedParameters: only where the model's value is the one sent
         self._main_parameter_option: Path | None = None
         self._timeout_s: float | None = None
 
@@ -262,9 +265,9 @@ class ParameterResolver:
             problems.append(Problem(path, not_taken(name, known, suggest=self._suggest)))
         elif parameter.name == "respondWith" and value is not None and value not in self._endpoint.formats:
             problems.append(Problem(path, f"must be one of {', '.join(self._endpoint.formats)}"))
-        elif (other := self._first_names.setdefault(parameter.name, name)) != name:
+        elif (first := self._argument_by_parameter.setdefault(parameter.name, name)) != name:
             # else the order of the arguments would decide which value is sent
-            problems.append(Problem(path, f"sets the same parameter as {short(other)}; give only one of them"))
+            problems.append(Problem(path, f"sets the same parameter as {short(first)}; give only one of them"))
         else:
             self._set(parameter, value, path, by_model=True)
 
@@ -312,7 +315,7 @@ class ParameterResolver:
             self.parameters[parameter.name] = converted
         if by_model:
             self._names[parameter.name] = short(str(path[0]))
-        else:  # the operator's value is sent, so an error must not name the model's argument
+        else:  # the operator's value is sent, so an error must not name an argument of the model
             self._names.pop(parameter.name, None)
         if is_main:
             self._main_parameter_option = None if by_model else path

@@ -47,7 +47,7 @@ UpstreamResult = ToolOutput | NothingToShow
 
 @dataclass(frozen=True, slots=True)
 class Responses:
-    """How the responses of one operation are read: `failures` are its own, `render` is for successes."""
+    """How the responses of one operation are read: `render` makes the output of a success, `failures` the errors."""
 
     render: Render
     failures: Failures = field(default=Failures())
@@ -96,7 +96,7 @@ RESPONSES: Mapping[str, Responses] = {"search": SEARCH_RESPONSES, "reader": READ
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What the reading of a response depends on and is known before it arrives.
+    """What is known of a response before it arrives, and its reading depends on.
 
     `parameters` are those of the request, `names` maps them to the model's names. `offered` are the arguments that a
     remedy may name. `denied` are the hosts that are not shown (`UrlPolicy.deny`).
@@ -111,7 +111,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What a response brings beside its body, and the secrets that were sent with its call, which are masked."""
+    """What is known of a response once its body arrives: status, header, and the secrets of its call, to be masked."""
 
     http_status: int
     retry_after: str | None = None

@@ -32,7 +32,7 @@ MAX_ARGUMENT_DEPTH = 20
 class ToolCall:
     """Call of a model; `arguments` are the model's, as `checked_arguments` returned them.
 
-    `*_applied` name the arguments that the kernel's worker, not the model, put in its card.
+    `defaults_applied` and `fixed_applied` name the arguments that the kernel's worker, not the model, put in its card.
     """
 
     arguments: Mapping[str, JsonValue]

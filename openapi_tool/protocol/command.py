@@ -17,7 +17,7 @@ from openapi_tool.protocol.subjects import CommandSubject
 AfterExecution = Literal["suspend", "terminate"]
 AFTER_EXECUTION = ("suspend", "terminate")
 MAX_BODY_BYTES = 64 * 1024
-HEAD_BYTES = 8 * 1024  # length to which a larger body is truncated
+HEAD_BYTES = 8 * 1024  # what is kept of a body that is larger than MAX_BODY_BYTES
 MAX_HEADER_BYTES = 64 * 1024
 MAX_HEADER_LINES = 256
 BODY_SIZE_HEADER = "Nats-Msg-Size"
@@ -91,7 +91,10 @@ INLINE_DATA = frozenset({"args", "arguments", "result"})  # body fields that are
 
 @dataclass(frozen=True, slots=True)
 class CommandBody:
-    """Fields, empty if the body is no JSON object, and problems, to which dialects add."""
+    """Parsed body of a command.
+
+    `fields` is empty if the body is no JSON object. `problems` are the violations in it; a dialect adds its own.
+    """
 
     fields: JsonObject
     problems: list[str] = field(default_factory=list)

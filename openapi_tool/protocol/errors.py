@@ -10,7 +10,10 @@ E = TypeVar("E", bound=BaseException)
 
 Status = Literal["success", "failed", "timeout"]
 _IN_MESSAGE = frozenset({"problems", "results"})
-"""Members of `detail` whose texts are also in the message: a model reads the whole error, and would read them twice."""
+"""Members of `detail` whose texts are also in the message.
+
+`as_error` omits them, as a model reads the whole error object, and would read them twice.
+"""
 
 
 class ExecutorError(Exception):
@@ -112,14 +115,14 @@ class AuthFailed(ToolError):
 
 
 class RateLimited(ToolError):
-    """The upstream's rate limit was hit (429)."""
+    """The upstream's rate limit was hit (429), or a limit of this service is reached."""
 
     code = "rate_limited"
     retryable = True
 
 
 class BudgetExceeded(ToolError):
-    """A token budget (a 409 with status 40904) or the account's balance (402) does not cover the request."""
+    """One of this service's budgets, a token budget (409 with status 40904) or the balance (402) is used up."""
 
     code = "budget_exceeded"
 

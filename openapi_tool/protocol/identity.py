@@ -89,7 +89,7 @@ class CallIdentity:
 
 
 def read_identity(subject: CommandSubject, headers: Mapping[str, str]) -> ClaimedIdentity:
-    """Return the claimed identity with all problems of the headers; guesses nothing."""
+    """Return the claimed identity with all problems of the headers; an id without a valid header stays None."""
     reader = HeaderReader(headers)
     reader.must_equal(PROJECT, subject.project_id)
     reader.must_equal(CHANNEL, subject.channel_id)

@@ -86,7 +86,10 @@ class EarlierResult:
 
 
 StoredFields = tuple[int, int, int, int | None, str, str, str]
-"""Fields of a `StoredItem` (tools/truncation.py); a list in JSON, which in old texts lacks the last ones."""
+"""`start`, `shown`, `end`, `opening`, `title`, `label` and `after` of a `StoredItem` (tools/truncation.py).
+
+A list in JSON, which in old texts lacks the last ones.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ STATUSES = frozenset({"success", "failed", "canceled", "timeout", "partial"})
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """Data of a report that the kernel will accept, checked before the call runs.
+    """What is needed for a report that the kernel will accept; checked before the call runs.
 
     `worker_target` is the subject token of the agent's worker, None if unknown; `depth` the recursion depth of the
     waiting turn. In v1r3 `request_edge_id` is a new id for a missing edge, and the turn is derived from the command.

@@ -108,7 +108,7 @@ class V1r4:
     def doorbell(
         self, project_id: str, worker_target: str | None, context_headers: Mapping[str, JsonValue]
     ) -> Doorbell | None:
-        """Build a doorbell, whose headers do not name the step."""
+        """See `Dialect`; the headers of a doorbell do not name the step."""
         headers = {name: str(context_headers[name]) for name in _DOORBELL_HEADERS if context_headers.get(name)}
         if worker_target is None or header.CHANNEL not in headers:
             return None

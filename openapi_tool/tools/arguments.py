@@ -93,7 +93,10 @@ class ArgumentSources:
     sessions: SessionIdentities
 
     def prepare(self, definition: ToolDefinition, call: ToolCall, identity: CallIdentity) -> Preparation:
-        """Merge defaults and the model's arguments. Raises ToolMisconfigured."""
+        """Separate the model's arguments and render the defaults, for the check of both. Raises ToolMisconfigured.
+
+        `Preparation.finish` merges them.
+        """
         envs = self.operator.merged_envs(definition)
         hidden = frozenset(definition.fixed) | frozenset(envs) | call.fixed_applied
         # The kernel's worker may already have merged defaults and fixed values into the card. They are not the model's,
@@ -101,7 +104,7 @@ class ArgumentSources:
         not_from_model = hidden | call.defaults_applied
         given = {name: value for name, value in call.arguments.items() if name not in not_from_model}
         undeclared, declared = _main_names(definition, given)
-        if undeclared is not None:
+        if undeclared is not None:  # for example `q` where `parameters` declare `query`
             given[declared] = given.pop(undeclared)
         ids = placeholder_values(identity)
         # A default that the worker merged is used even if the definition no longer contains it.
@@ -113,8 +116,8 @@ class ArgumentSources:
         defaults = {
             name: render(template, ids, f"options.args.defaults.{short(name)}") for name, template in templates.items()
         }
-        resumes = isinstance(given.get(CURSOR), str) and takes_cursor(definition)
-        schema = cursor_schema(definition, hidden) if resumes else visible_schema(definition.schema, hidden)
+        is_continued = isinstance(given.get(CURSOR), str) and takes_cursor(definition)
+        schema = cursor_schema(definition, hidden) if is_continued else visible_schema(definition.schema, hidden)
         check = ArgumentCheck(schema, given, defaults, _rules_of(definition, defaults))
         return Preparation(self, definition, call, identity, ids, envs, undeclared, check)
 
@@ -159,7 +162,7 @@ class Preparation:
         fixed = {name: render_fixed(name, text, self.call, self.ids) for name, text in definition.fixed.items()}
         prepared: dict[str, JsonValue] = {**self.check.defaults, **given, **fixed}
         values = {name: value for name, value in prepared.items() if not is_identity(name)}
-        # `session_id` in any case, with or without underscores; the last one has the highest precedence.
+        # `session_id` in upper or lower case, with or without underscores; the last of several overrides the others.
         session_id = next((prepared[name] for name in reversed(prepared) if fold(name) == "sessionid"), None)
         shown_id = storable_text(session_id[:_MAX_SESSION_ID_CHARS]) if isinstance(session_id, str) else None
         project_id, agent_id = self.identity.project_id, self.identity.agent_id

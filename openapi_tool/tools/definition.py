@@ -42,7 +42,7 @@ MAX_CACHE_BYTES = 16_000_000
 _MIN_MEMORY_BYTES = 8_000  # of the definition object, its cache entry and its problems
 
 _UNKNOWN_OPERATION = OPERATIONS[0]
-"""Assumed for a definition that names none, to find further problems; it is refused."""
+"""Operation of a definition that names none: the definition is refused, and its other problems are found, too."""
 
 _TEMPLATES = tuple(operation.template for operation in OPERATIONS if operation.template)
 
@@ -122,7 +122,7 @@ def upstream_section(options: Mapping[str, JsonValue]) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _ParseResult:
-    """Definition, None if it has problems; `memory` is an estimate in bytes."""
+    """Cached result of parsing: the definition, None if it has problems; `memory` is an estimate in bytes."""
 
     definition: ToolDefinition | None
     problems: list[str]

@@ -34,7 +34,7 @@ NO_USAGE = Usage()
 
 
 class Meter:
-    """Counter of usage, so that each request is reported in exactly one result."""
+    """Counter of usage. Whoever reports it can `take` it, so each request is reported in exactly one result."""
 
     __slots__ = ("requests", "tokens")
 
@@ -114,7 +114,7 @@ class ToolOutput:
 
 
 def items_chars(items: Iterable[Item]) -> int:
-    """Return the approximate number of characters of all items."""
+    """Return the number of characters of all items, labels included, without the gaps between them."""
     return sum(map(len, chain.from_iterable(items)))
 
 

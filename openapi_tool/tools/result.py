@@ -16,7 +16,10 @@ from openapi_tool.tools.output import ToolOutput, cost
 
 @dataclass(frozen=True, slots=True)
 class RenderedResult:
-    """Text that the model is shown of an output; `artifact_ref` refers to the whole text of a truncated one."""
+    """Text that the model is shown of an output.
+
+    `artifact_ref` refers to the whole stored text, `next_cursor` to the part that follows; None without one.
+    """
 
     content: str
     truncated: bool = False
@@ -38,7 +41,10 @@ class ShownOutput:
 
 @dataclass(frozen=True, slots=True)
 class ResultFields:
-    """Fields of a tool.result card that depend on the outcome, storable in jsonb; the last three are for telemetry."""
+    """Fields of a tool.result card that depend on the outcome, storable in jsonb.
+
+    `tool`, `cached` and `truncated` are for telemetry.
+    """
 
     status: Status
     result: object

@@ -26,9 +26,11 @@ _MAX_CHARS = {FIND: 200, QUESTION: 500}
 
 
 class ResultRequest(NamedTuple):
-    """What a call asks to be shown, at most `max_tokens`; without `cursor` it is the result of new requests.
+    """What a call asks to be shown, at most `max_tokens`.
 
-    With a cursor it is the next part of an earlier, truncated result, or what `search` finds in it.
+    - Without `cursor`: the result of new requests.
+    - With `cursor` alone: the next part of an earlier, truncated result.
+    - With `cursor` and `search`: what the search finds in that result.
     """
 
     cursor: str | None

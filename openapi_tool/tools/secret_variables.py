@@ -60,14 +60,15 @@ class VariableNotAllowed(ToolMisconfigured):
 
 
 class _Unusable(Exception):
-    """A value cannot be used; the message names its variable and the remedy, never the value."""
+    """The value of a variable cannot be used; the message names the variable and the remedy, never the value."""
 
 
 class Secrets:
     """Variables that tool definitions may name, with their values at construction.
 
-    `pools` maps the name of a pool, in upper case, to the variables with its keys. A name without a value of its own
-    gets the first key of its pool that is set. `problems` has a line for each unusable value.
+    `pools` maps the name of a pool, in upper case, to the variables with its keys. A variable without a value of its
+    own that is the name of a pool gets the first key of the pool that is set. `problems` has a line for each unusable
+    value.
     """
 
     def __init__(

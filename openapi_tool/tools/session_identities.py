@@ -21,13 +21,13 @@ class SessionIdentities:
             raise ValueError(f"the session key must have at least {MIN_KEY_BYTES} bytes")
         self._key = key
 
-    def identity(self, project_id: str, agent_id: str, alias: JsonValue) -> str:
+    def identity(self, project_id: str, agent_id: str, session_id: JsonValue) -> str:
         """Return 64 hex digits for an owner and its `session_id` (any JSON value, None if the call has none).
 
         The HMAC is over a JSON array: with a separator `a:b` and `c` would collide with `a` and `b:c`. It is keyed,
         so no caller can compute another's identity.
         """
-        owned = [project_id, agent_id, alias]
+        owned = [project_id, agent_id, session_id]
         try:
             message = orjson.dumps(owned, option=orjson.OPT_SORT_KEYS)
         except TypeError:  # an integer beyond 64 bits

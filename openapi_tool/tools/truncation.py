@@ -37,6 +37,8 @@ OPENING_CHARS = 3 * _MAX_LINE_CHARS
 """Enough at an opening for the lines that are repeated."""
 _FENCE = re.compile(r"^ {0,3}(`{3,}+|~{3,}+)([^`\n]*+)$", re.MULTILINE)
 _TABLE_RULE_CHARS = frozenset("|-: ")
+_BEFORE_TEXT = -1
+"""Instead of a position: the code block or table begins before the text that is searched."""
 
 
 class StoredItem(NamedTuple):
@@ -239,10 +241,10 @@ def opening_of(text: str, following: str, inherited: str = "") -> int | None:
     """Return the start of the code block or table in which a text ends, None outside of one.
 
     `following` begins with the character after the text. `inherited` holds the first lines of the one in which the text
-    begins, if any; return -1 if the text also ends in that.
+    begins, if any; return _BEFORE_TEXT if the text also ends in that.
     """
     opened = _FENCE.match(inherited)
-    fence = (-1, opened[1]) if opened else None
+    fence = (_BEFORE_TEXT, opened[1]) if opened else None
     for line in _FENCE.finditer(text):
         if fence is None:
             fence = (line.start(), line[1])
@@ -260,7 +262,7 @@ def _table(text: str, following: str, inherited: str) -> int | None:
         begin = line
         line_end = line - 1
     if begin == 0 and inherited.startswith("|"):
-        return -1
+        return _BEFORE_TEXT
     return begin if begin is not None and opening_lines(text[begin : begin + OPENING_CHARS]) else None
 
 
@@ -337,11 +339,13 @@ def later_part(
         tokens -= estimate_tokens(text[:size])
         parts.append(Part(text[:size], caption, lines, item.end - at, item.after))
         if at < item.end:
-            # -1: the part ends in the code block or table in which it began.
             found = opening_of(text[:size], text[size : size + 1], opening)
-            next_opening = found if found is None else begin + found
-            if found == -1:
+            if found == _BEFORE_TEXT:  # the part ends in the code block or table in which it began
                 next_opening = opening_at
+            elif found is None:
+                next_opening = None
+            else:
+                next_opening = begin + found
             return LaterPart(tuple(parts), at, Place(at, next_opening))
     return LaterPart(tuple(parts), at, None)
 

@@ -547,7 +547,7 @@ class _ChargedTools(FakeTools):
     journal: _SlowJournal
 
     async def run(self, _: ToolDefinition, __: Arguments, ___: Deadline, call: Call) -> ToolOutput:
-        call.budget = cast("CallAccounts", self.journal)
+        call.accounts = cast("CallAccounts", self.journal)
         await asyncio.sleep(self.upstream_s)
         return ToolOutput((Item("text"),))
 

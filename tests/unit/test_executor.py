@@ -54,7 +54,7 @@ PARAMETERS = {"type": "object", "properties": {"url": {"type": "string"}}}
 def spent_call(one: ToolRunner, owner: CallIdentity = OWNER, budget: Any = None) -> Call:
     """Return a call that has cost something already."""
     call = one.new_call(owner)
-    call.spent, call.budget = Usage(tokens=7, requests=1), budget
+    call.spent, call.accounts = Usage(tokens=7, requests=1), budget
     return call
 
 
