@@ -444,7 +444,7 @@ async def test_dev_names_a_server_that_ended_unexpectedly(
     async with asyncio.timeout(20):
         assert await dev.ended() == 1
     beginning = f"openapi-tool: {name} ended unexpectedly (signal 9, Killed), so dev stops everything that it started; "
-    assert f"{beginning}start it again with: {sys.executable} -m openapi_tool dev\n" in dev.output
+    assert f"{beginning}start it again with: {shlex.quote(sys.executable)} -m openapi_tool dev\n" in dev.output
     assert "reconnecting" not in dev.output.partition(beginning)[2], "the log is the server's"
     assert_vanished(parts, folder)
     assert sorted(os.listdir(spaced)) == sorted(path.name for path in paths), "the others'"  # noqa: PTH208 - blocking is harmless here

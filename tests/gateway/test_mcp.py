@@ -132,7 +132,7 @@ async def test_structured_results_hold_the_framed_text_too(opened: OpenGateway, 
         ("jina_read", {"cursor": "A" * 44}, "not_found", "ask for the page itself again"),
         ("jina_search", {"query": "x" * 300_000}, "bad_request", "call with less"),
         ("jina_search", {"query": [[[[[[[[[[[[[[[[[[[[[["x"]]]]]]]]]]]]]]]]]]]]]]}, "bad_request", "flatten"),
-        ("jina_search", {"query": 2**70}, "bad_request", "smaller"),
+        ("jina_search", {"query": 2**70}, "bad_request", "beyond 64 bits"),
     ],
 )
 async def test_a_failed_call_is_a_result_with_code_and_remedy(

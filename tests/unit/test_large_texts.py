@@ -317,7 +317,7 @@ async def test_a_note_counts_once_if_the_rest_of_a_result_cannot_be_read() -> No
     assert 2_000 - 3 * 100 < estimate_tokens(text) < 2_000 - 100
     note = " and" * 100
     result = await pagination.show(
-        a_call(budget=cast("Any", SimpleNamespace(note=note))), closed, ToolOutput((Item(text),))
+        a_call(accounts=cast("Any", SimpleNamespace(note=note))), closed, ToolOutput((Item(text),))
     )
     assert (result.rendered.content.endswith(note), result.full_text) == (True, None)
 

@@ -574,13 +574,12 @@ async def test_an_invalid_and_an_exhausted_key_each_log_one_warning_with_the_var
 
 @requirement("cli.top")
 async def test_a_request_that_is_not_answered_is_known_while_it_is_open(world: World) -> None:
-    world.stack.upstream.rules({"hang": True})
+    world.stack.upstream.rules({"delay_s": 1.0})
     await world.caller.publish(await world.place())
     async with asyncio.timeout(10):
         while not (waits := UPSTREAM_WAITS.snapshot()):  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.01)
     assert [(wait["host"], wait["open"]) for wait in waits] == [("s.jina.ai", 1)]
-    world.stack.upstream.rules()
     await world.settled()
     assert UPSTREAM_WAITS.snapshot() == []
 
