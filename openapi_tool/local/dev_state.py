@@ -194,7 +194,11 @@ def running_stacks() -> list[str]:
 
 
 def _state_files() -> list[Path]:
-    return sorted(_state_folder().glob(f"{_state_prefix()}*{_STATE_SUFFIX}"))
+    try:
+        folder = _state_folder()
+    except FileNotFoundError:  # nothing may be written anywhere, as in a pod
+        return []
+    return sorted(folder.glob(f"{_state_prefix()}*{_STATE_SUFFIX}"))
 
 
 def _running_stacks(paths: Iterable[Path]) -> tuple[dict[str, StackAddress], list[str]]:

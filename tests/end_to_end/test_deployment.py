@@ -229,7 +229,7 @@ async def test_helm_test_says_what_is_missing(stack: EmbeddedStack, database: st
         assert "another-word" not in output
         cluster.secrets["proxy"]["proxy"] = "no URL"
         code, output = await asyncio.to_thread(cluster.pod("Pod").run)
-        assert code == 2
+        assert code == 2, output
         assert "egress.proxy" in output
 
 
