@@ -524,17 +524,22 @@ async def test_a_file_that_cannot_be_parsed_changes_nothing(
     assert "has too long a number, or is nested too deep; correct it there" in caplog.text
 
 
-@requirement("reload")
-async def test_a_defect_in_a_reload_is_logged_and_the_next_reload_takes_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
+def watched_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Reloader]:
+    """Return an empty file of settings, and what reads it again when it changes, looking at it all the time."""
     monkeypatch.setattr("openapi_tool.reloading.POLL_S", 0.01)
     file = tmp_path / "settings.toml"
     file.write_text("")
     monkeypatch.setenv("OPENAPI_TOOL_CONFIG", str(file))
     monkeypatch.setenv("PG_DSN", "postgresql://127.0.0.1/x")
-    reloader = Reloader(build_bootstrap(load_settings(), {}), load_settings, {"OPENAPI_TOOL_CONFIG": str(file)})
+    return file, Reloader(build_bootstrap(load_settings(), {}), load_settings, {"OPENAPI_TOOL_CONFIG": str(file)})
+
+
+@requirement("reload")
+async def test_a_defect_in_a_reload_is_logged_and_the_next_reload_takes_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    file, reloader = watched_settings(tmp_path, monkeypatch)
     changed, failures = FileWatcher.changed, iter([RuntimeError("no thread can be started")] * 3)
 
     def fail_at_first(watcher: FileWatcher) -> bool:
@@ -561,12 +566,7 @@ async def test_a_change_before_the_watch_begins_is_noticed(
 ) -> None:
     """The watch begins only once the connections are opened."""
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr("openapi_tool.reloading.POLL_S", 0.01)
-    file = tmp_path / "settings.toml"
-    file.write_text("")
-    monkeypatch.setenv("OPENAPI_TOOL_CONFIG", str(file))
-    monkeypatch.setenv("PG_DSN", "postgresql://127.0.0.1/x")
-    reloader = Reloader(build_bootstrap(load_settings(), {}), load_settings, {"OPENAPI_TOOL_CONFIG": str(file)})
+    file, reloader = watched_settings(tmp_path, monkeypatch)
     file.write_text("# changed\n")
     running = asyncio.create_task(reloader.run(asyncio.Event()))
     async with asyncio.timeout(_TIMEOUT_S):
