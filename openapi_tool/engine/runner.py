@@ -104,13 +104,14 @@ class ToolRunner:
         try:
             arguments = await self._arguments(call, definition, given, deadline)
             session_id = arguments.session_id
-            self._check_switch(call, definition)
+            self._check_switch(call.project, definition.tool_name)
             await self._options.authorizer.authorize(definition, call.identity, arguments)
             _refuse_if_late(deadline)
             wanted = result_request(definition, arguments)
             if wanted.cursor is None:
-                # The backend checks the switch again after each wait for a permit.
-                call.recheck = partial(self._check_switch, call, definition)
+                # The backend checks the switch again after each wait for a permit. A reference to the call would make a
+                # cycle of each call, which only a collection of garbage frees.
+                call.recheck = partial(self._check_switch, call.project, definition.tool_name)
                 output = await self._backend.run(definition, arguments, deadline, call)
                 shown = await self._pagination.show(call, definition, output, wanted.max_tokens)
             elif wanted.search is None:
@@ -160,9 +161,9 @@ class ToolRunner:
         )
         return arguments
 
-    def _check_switch(self, call: Call, definition: ToolDefinition) -> None:
+    def _check_switch(self, project: str, tool_name: str) -> None:
         """Raise ToolNotAvailable if an operator has disabled the tool, perhaps since the call began."""
-        self._switches.check(call.identity.project_id, definition.tool_name)
+        self._switches.check(project, tool_name)
 
     def failure_result(
         self,
