@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 # After a request for usage its project's next one waits for this many times as long as it took, up to a maximum.
 _USAGE_PAUSES = 9
 _MAX_USAGE_PAUSE_S = 10.0
-_MAX_USAGE_PROJECTS = 10_000
+_MAX_USAGE_PROJECTS = 10_000  # whose last request for usage is remembered
 
 _ABANDONED_S = 5.0
 """Seconds that a call gets to store its paid result, or to settle its cost, after its client has gone."""

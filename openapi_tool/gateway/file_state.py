@@ -31,7 +31,7 @@ class FileState:
         self.rows = FileRows(file)
 
     def texts(self, bucket: str, ttl_s: float) -> SqliteTexts:
-        """See `GatewayState`."""
+        """Return the texts of a bucket, which expire `ttl_s` seconds after they were stored."""
         return self.file.texts(bucket, ttl_s)
 
     async def session_key(self) -> bytes:
@@ -42,7 +42,7 @@ class FileState:
     async def operated(
         self, name: str, use: Callable[[Switches], None], snapshot: Callable[[], Mapping[str, Any]]
     ) -> AsyncIterator[None]:
-        """See `GatewayState`."""
+        """While the context is open pass an operator's switches to `use`, and answer requests for statistics."""
         switches = SwitchMonitor(self.file, use)
         await switches.check()
         following = in_background(follow(self.file, name, switches, snapshot), "operator")
@@ -70,7 +70,7 @@ class FileRows:
         await self._file.run(work)
 
     async def by_tool(self, project: str, agent: str, since: float) -> list[dict[str, Any]]:
-        """See `CallRows`."""
+        """Return the figures of an agent's calls since a time, by tool, the most expensive first."""
         return await usage_by_tool(self._file, project, agent, since)
 
 

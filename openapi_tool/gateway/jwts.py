@@ -31,10 +31,10 @@ RETRY_S = 30.0
 LEEWAY_S = 30.0
 """By how much the clocks of issuer and gateway may differ."""
 
-_MAX_JWT_CHARS = 8_192
-_MIN_RSA_BITS = 2_048
-_PARTS = 3
-_ALGORITHM = {"RSA": "RS256", "EC": "ES256"}
+_MAX_JWT_CHARS = 8_192  # of a token that is looked at
+_MIN_RSA_BITS = 2_048  # of a key that counts as safe
+_PARTS = 3  # of a signed JWT: header, payload, signature
+_ALGORITHM = {"RSA": "RS256", "EC": "ES256"}  # by the type of a key
 
 
 class Keys:

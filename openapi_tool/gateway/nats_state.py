@@ -96,7 +96,7 @@ class NatsState:
         self.monitor = QuotaMonitor(quotas, clock, bootstrap.health, quota_replicas)
 
     def texts(self, bucket: str, ttl_s: float) -> PartedTexts:
-        """See `GatewayState`."""
+        """Return the texts of a bucket, which expire `ttl_s` seconds after they were stored."""
         return PartedTexts(self._patience, replace(text_bucket(bucket), ttl_s=ttl_s, replicas=self._replicas))
 
     async def session_key(self) -> bytes:
@@ -186,7 +186,7 @@ class NatsRows:
         self._reading = asyncio.Lock()
 
     async def store(self, row: CallRow) -> None:
-        """See `CallRows`."""
+        """Store a row."""
         subject = f"{CALLS.prefix}.{row.project}.{row.agent}.{row.tool_call_id}"
         with self._patience.errors():
             await self._stream.publish(self._patience.client, subject, orjson.dumps(asdict(row)))

@@ -33,11 +33,11 @@ from openapi_tool.tools.wording import short
 
 log = logging.getLogger(__name__)
 
-MAX_TOKENS = 10_000
-MAX_AGENT_CHARS = 128
+MAX_TOKENS = 10_000  # all are in the memory of each process
+MAX_AGENT_CHARS = 128  # also of a project
 _MAX_FILE_BYTES = 16 * 2**20
 _PREFIX = "oat"
-_ID_CHARS = 12
+_ID_CHARS = 12  # of the public part of a token
 _NO_HASH = "0" * 64  # compared with an unknown token's, so that it takes as long as a known one
 
 
@@ -144,7 +144,7 @@ class StoredTokens:
         self._unreadable: set[str] = set()
 
     async def all(self) -> dict[str, Token]:
-        """See `TokenStore`."""
+        """Return all tokens by id. Raises Unavailable, TokensInvalid."""
         tokens = {}
         for token_id, value in (await self._records.all()).items():
             try:
@@ -156,13 +156,13 @@ class StoredTokens:
         return tokens
 
     async def add(self, token_id: str, token: Token) -> None:
-        """See `TokenStore`."""
+        """Store a new token. Raises Unavailable, TokensInvalid."""
         if len(await self._records.all()) >= MAX_TOKENS:
             raise TokensInvalid(f"there are {MAX_TOKENS:,} tokens already; `state purge` deletes them with all else")
         await self._records.put(token_id, _encoded(token))
 
     async def revoke(self, token_id: str) -> bool:
-        """See `TokenStore`."""
+        """Revoke a token; return False if there is none. Raises Unavailable, TokensInvalid."""
 
         def revoked(value: bytes | None) -> bytes | None:
             token = None if value is None else _decoded(token_id, value)
@@ -178,16 +178,16 @@ class TokenFile:
         self.path = path
 
     async def all(self) -> dict[str, Token]:
-        """See `TokenStore`."""
+        """Return all tokens by id. Raises Unavailable, TokensInvalid."""
         return self.load()
 
     async def add(self, token_id: str, token: Token) -> None:
-        """See `TokenStore`."""
+        """Store a new token. Raises Unavailable, TokensInvalid."""
         tokens = self.load() if self.path.exists() else {}
         self._save(tokens | {token_id: token})
 
     async def revoke(self, token_id: str) -> bool:
-        """See `TokenStore`."""
+        """Revoke a token; return False if there is none. Raises Unavailable, TokensInvalid."""
         tokens = self.load()
         if (token := tokens.get(token_id)) is None:
             return False

@@ -54,7 +54,7 @@ FAILED_TRIES_S = 60.0
 _DISCARDED_BYTES = 16 * 2**20
 """What is read and dropped of a body that is too large: most clients send all of it before they read an answer."""
 
-_MAX_ADDRESSES = 10_000
+_MAX_ADDRESSES = 10_000  # whose wrong tokens are counted
 _OUTDATED_RETRY_S = 5  # `Retry-After` while no token can be checked
 _TOKEN_CHECK_S = 2.0  # between two checks that the token of a running request is valid
 NOBODY = Caller("local", "local")

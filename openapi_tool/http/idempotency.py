@@ -20,7 +20,7 @@ from openapi_tool.state.port import Texts
 log = logging.getLogger(__name__)
 
 KEPT_S = 3_600
-MAX_KEY_CHARS = 255
+MAX_KEY_CHARS = 255  # as other services with this header allow
 
 
 class Idempotency:

@@ -25,9 +25,9 @@ from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.jsontext import whole_number
 from openapi_tool.tools.frames import contents
 
-MAX_URLS = 20
+MAX_URLS = 20  # of one request of its loader
 MAX_PAGE_CHARS = 1_000_000
-_MAX_RESULTS = 20
+_MAX_RESULTS = 20  # of one request of its search
 
 
 class OpenWebuiRoutes:

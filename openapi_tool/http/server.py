@@ -32,8 +32,8 @@ from openapi_tool.options.gateway import GatewayOptions
 if TYPE_CHECKING:
     from openapi_tool.gateway.jwts import Jwts
 
-_MAX_HEAD_BYTES = 16_384
-_BACKLOG = 1_024
+_MAX_HEAD_BYTES = 16_384  # request line and headers
+_BACKLOG = 1_024  # connections that the system accepts before the process does
 _CORS_HEADERS = ("authorization", "content-type", "idempotency-key", "x-agent-id", "last-event-id")
 _MCP_HEADERS = ("mcp-protocol-version", "mcp-session-id", "mcp-method", "mcp-name")
 _EXPOSED = ("retry-after", "www-authenticate", "idempotent-replayed")

@@ -21,7 +21,7 @@ from openapi_tool.http.problems import Problem, failed_call
 from openapi_tool.protocol.errors import Unavailable
 
 _DAY_S = 86_400.0
-_MAX_DAYS = 90
+_MAX_DAYS = 90  # for which rows of calls are kept
 
 
 def json_response(value: Any) -> Response:

@@ -26,7 +26,7 @@ _MASKED_FACTOR = 2
 _BODY_BYTES_PER_CPU_S = 5_000_000
 """A third of the rate at which the costliest legitimate response found is read: 10 MB in 0.6 s."""
 
-_MIN_CPU_S = 2
+_MIN_CPU_S = 2  # of any task
 _FACTORS = {"search_text": 2}
 """By what the CPU time of some tasks is multiplied: a question in a stored text of 10 MB takes 2 s."""
 

@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 MAX_KILLS = 2
 """Kills of a subject's tasks, after which it is refused without a try."""
 
-_MAX_SUBJECTS = 4_096
+_MAX_SUBJECTS = 4_096  # of which killed tasks are counted
 # A task whose worker was lost is tried again: first at once, then after a pause that grows by this with each try.
 _LOST_PAUSE_S = 0.1
-_MAX_LOST_PAUSE_S = 1.0
+_MAX_LOST_PAUSE_S = 1.0  # however many workers were lost in succession
 
 
 class TaskKilled(Exception):

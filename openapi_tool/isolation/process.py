@@ -29,7 +29,7 @@ _TASKS = "openapi_tool.worker_tasks"
 _Given = TypeVar("_Given")
 _Result = TypeVar("_Result")
 _BACK_OFF_S = 0.1  # before the start after one failure; doubled with each further one
-_MAX_BACK_OFF_S = 5.0
+_MAX_BACK_OFF_S = 5.0  # however many starts failed in succession
 
 
 class Killed(Exception):

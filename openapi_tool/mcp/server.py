@@ -32,7 +32,7 @@ from openapi_tool.mcp.results import as_mcp_result, as_mcp_tool
 from openapi_tool.tools.exports import system_role
 
 NAME = "openapi-tool"
-_PROGRESS_S = 1.0
+_PROGRESS_S = 1.0  # between two notifications of the progress of a call
 
 Context = ServerRequestContext[Any, Any]
 OnAnswer = Callable[[RequestId, Answer], None]

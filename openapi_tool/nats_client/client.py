@@ -47,8 +47,8 @@ log = logging.getLogger(__name__)
 
 _DENIAL = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"')
 _LOGIN_FIELDS = ("user", "pass", "auth_token")
-RECONNECT_WAIT_S = 0.5
-_ALERT_TIMEOUT_S = 1.0
+RECONNECT_WAIT_S = 0.5  # between two attempts to reconnect
+_ALERT_TIMEOUT_S = 1.0  # for the reason why a server closed a TLS connection to arrive
 _MAX_RETRY_WAIT_S = 5.0  # between attempts of the first connection
 
 

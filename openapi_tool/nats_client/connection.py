@@ -17,7 +17,7 @@ from openapi_tool.protocol.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
-_PING_INTERVAL_S = 10
+_PING_INTERVAL_S = 10  # two missing answers mean that the connection is lost
 _CLOSE_TIMEOUT_S = 3.0
 OUTAGE = (nats.errors.Error, OSError)  # also "no responders" and "no stream": a stream may have no leader
 

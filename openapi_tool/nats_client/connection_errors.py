@@ -17,7 +17,7 @@ from openapi_tool.open_files import OUT_OF_FILES, is_out_of_files
 
 _CLOSED = (ConnectionResetError, BrokenPipeError, asyncio.IncompleteReadError, nats.errors.UnexpectedEOF)
 _FIRST_REPEAT_S, _MAX_REPEAT_S = 5.0, 300.0
-_MAX_TEXTS = 64
+_MAX_TEXTS = 64  # of errors that are remembered, so that a repeated one is logged rarely
 _WRONG_HOST = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
 _WRONG_TIME = (9, 10)  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
 

@@ -18,7 +18,7 @@ from openapi_tool.urls import NATS_SCHEMES, ServerUrl, parse_url
 INBOX = "_INBOX.openapi_tool"
 """Prefix of reply subjects. nats-py's `_INBOX` would need permission for `_INBOX.>`, so for replies to all users."""
 
-MAX_ACK_PENDING = 1_000_000
+MAX_ACK_PENDING = 1_000_000  # the largest that a durable may have
 _NAME = r"^[A-Za-z0-9_-]+$"
 
 

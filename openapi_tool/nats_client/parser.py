@@ -16,7 +16,7 @@ from nats.errors import ProtocolError
 _MAX_LINE_BYTES = 256 * 1024
 """Limit of a control line: INFO of a large cluster; the server limits all others to 4 KiB."""
 
-_MAX_DIGITS = 10
+_MAX_DIGITS = 10  # of a size
 _CRLF = b"\r\n"
 
 

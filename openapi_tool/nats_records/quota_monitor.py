@@ -28,7 +28,7 @@ from openapi_tool.state.nats_kv import Bucket, NatsKvRecords
 from openapi_tool.state.port import AccessDenied
 from openapi_tool.telemetry.health import QUOTAS, Health
 
-_TIMEOUT_S = 2.0
+_TIMEOUT_S = 2.0  # of each request to NATS
 _NOT_FOUND = 404
 
 

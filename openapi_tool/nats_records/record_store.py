@@ -20,7 +20,7 @@ from openapi_tool.telemetry import metrics
 
 log = logging.getLogger(__name__)
 
-_TIMEOUT_S = 2.0
+_TIMEOUT_S = 2.0  # of each request to NATS
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class RecordStore:
         return Stored(self._spec.convert(earlier), 0) if earlier is not None else stored
 
     async def write(self, key: str, value: bytes, revision: int) -> int | None:
-        """See `Records`."""
+        """Replace a record that still has this revision, 0 if it was never written."""
         written = await self._counted("write").write(key, value, revision)
         if written is None:
             self._spec.operations.labels("conflict").inc()

@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 
 STATS_SUBJECT = "openapi_tool.stats"
 STATS_REPLIES = f"{STATS_SUBJECT}.*"  # so that a replica needs no permission to publish to inboxes of other clients
-MAX_REPLICAS = 500
-_RESUBSCRIBE_AFTER_S = 60.0
+MAX_REPLICAS = 500  # whose answers are read
+_RESUBSCRIBE_AFTER_S = 60.0  # a failure to answer
 _MAX_PER_SECOND = 20  # replies: more than dashboards need, too few to slow down calls
 _MAX_PATH_CHARS = 100  # of an invalid field
 _MAX_DEPTH = 12  # of nested objects and arrays in a reply

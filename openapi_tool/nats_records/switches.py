@@ -20,9 +20,9 @@ log = logging.getLogger(__name__)
 
 SWITCHES_KEY = "switches"
 SWITCHES_REMEDY = f"delete it, and disable again what must not run: nats kv del {BUCKET} {SWITCHES_KEY} --force"
-SWITCHES_READ_INTERVAL_S = 1.0
-_SWITCHES_TIMEOUT_S = 2.0
-_CHANGE_TIMEOUT_S = 5.0
+SWITCHES_READ_INTERVAL_S = 1.0  # between two readings
+_SWITCHES_TIMEOUT_S = 2.0  # of a request while the service runs
+_CHANGE_TIMEOUT_S = 5.0  # of a request of an operator's command
 
 
 @dataclass(frozen=True, slots=True)

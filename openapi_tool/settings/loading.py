@@ -35,7 +35,7 @@ from openapi_tool.tools.key_shapes import looks_like_a_key
 from openapi_tool.tools.secret_variables import Secrets
 from openapi_tool.tools.wording import short
 
-_MAX_PROBLEMS = 1_000
+_MAX_PROBLEMS = 1_000  # shown
 _ANY_PREFIX = "OPENAPI_TOOL_"
 _REMOVED = {
     "dialects": "one process serves one kernel; run a second process for the other kernel, as docs/migrating.md shows"

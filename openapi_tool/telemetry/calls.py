@@ -16,7 +16,7 @@ from openapi_tool.telemetry.metrics import project_label
 log = logging.getLogger(__name__)
 
 _QUEUE, _LOAD, _PERMIT, _UPSTREAM, _TURN, _COMMIT = (metrics.PHASE_SECONDS.labels(phase) for phase in metrics.PHASES)
-_MAX_RECENT = 1_024
+_MAX_RECENT = 1_024  # calls that the status page counts
 
 
 @dataclass(slots=True)

@@ -33,11 +33,11 @@ DEPENDENCIES = (POSTGRES, NATS, CONSUMER, JETSTREAM)
 QUOTAS = "quotas"
 """The NATS that holds the records of quotas, if that is not the kernel's."""
 
-_TICK_S = 0.25
-_LAG_WARNING_S = 0.5
-_REASON_CHARS = 1_000
-_MAX_LOGGED_REASONS = 64
-_REPEAT_AFTER_S = 60.0
+_TICK_S = 0.25  # between two measurements of the lag of the event loop
+_LAG_WARNING_S = 0.5  # a longer lag is logged
+_REASON_CHARS = 1_000  # of why a dependency is unavailable
+_MAX_LOGGED_REASONS = 64  # remembered, so that none is logged again within the next seconds
+_REPEAT_AFTER_S = 60.0  # until the same reason is logged again
 
 
 @dataclass(slots=True)
@@ -155,9 +155,9 @@ async def monitor_loop_lag(on_lag: Callable[[float], None]) -> None:
 
 
 WARNINGS_WINDOW_S = 600.0
-_MAX_WARNINGS = 100
+_MAX_WARNINGS = 100  # remembered, each kind once
 _MAX_OF_ACTION = 8  # projects or keys of one action must not displace other actions
-_MAX_CHARS = 400
+_MAX_CHARS = 400  # of the text of a warning
 _IDS = ("project_id", "variable", "endpoint", "dependency")
 _UNTIL_SOLVED = ("reload.failed", "tools.reload_failed")
 """Actions whose warning lasts until it is solved, however long ago it was logged."""
@@ -248,9 +248,9 @@ RECENT_WARNINGS = RecentWarnings()
 WINDOW_S = 60.0
 """Period of rates and latencies; shorter if `RECENT` cannot hold all of its calls."""
 
-_MAX_ROWS = 20
-_MAX_CALLS = 20
-_MAX_AGE_S = 0.5
+_MAX_ROWS = 20  # of a table of the status page
+_MAX_CALLS = 20  # the newest, on the status page
+_MAX_AGE_S = 0.5  # of a snapshot that several readers of the status page share
 _GAUGES = {
     "running": metrics.RUNNING,
     "held": metrics.HELD,

@@ -21,7 +21,7 @@ from openapi_tool.host_names import host_of_header, is_internal
 from openapi_tool.telemetry.health import Health
 from openapi_tool.telemetry.status_page import HEADERS, page, with_problems
 
-MAX_CONNECTIONS = 64
+MAX_CONNECTIONS = 64  # at a time; more are closed
 LIFE_S = 5.0
 """Lifetime of a connection in seconds."""
 MAX_REQUEST_BYTES = 128 * 1024

@@ -52,8 +52,8 @@ log = logging.getLogger(__name__)
 
 MAX_QUEUED = 4_096
 """Spans that wait for export; further ones are dropped and counted."""
-_BATCH = 512
-_EXPORT_INTERVAL_MS = 1_000
+_BATCH = 512  # spans in one request
+_EXPORT_INTERVAL_MS = 1_000  # between two requests while spans come slowly
 _MAX_READ_BYTES = 4_096  # of a response's body
 _SCOPE = "openapi_tool"
 _ATTRIBUTE_OF_ID = {

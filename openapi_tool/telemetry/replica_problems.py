@@ -8,11 +8,11 @@ from typing import Any
 
 from openapi_tool.tools.wording import counted
 
-_SLOW_DATABASE_MS = 1_000
-_CLOCK_OFFSET_S = 2.0
-_RECENT_S = 60.0
+_SLOW_DATABASE_MS = 1_000  # p95 of loads or commits from which on the database counts as slow
+_CLOCK_OFFSET_S = 2.0  # of the local clock, from which on a problem is shown
+_RECENT_S = 60.0  # for which a warning counts as current
 _LONG_S = 20.0  # most calls end earlier
-_NAMES_SHOWN = 3
+_NAMES_SHOWN = 3  # of replicas, in one line
 
 Replica = Mapping[str, Any]
 Warned = Mapping[str, Any]
