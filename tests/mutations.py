@@ -812,19 +812,19 @@ GATEWAY = (
         "tests/gateway/test_oauth.py::test_a_stream_ends_after_its_jwt",
     ),
     Mutation(
-        "http/access.py",
+        "http/request_shares.py",
         "if self._of_project[project] >= self._per_project:",
         "if not project:",
         "tests/gateway/test_access.py::test_the_tokens_of_one_project_leave_connections_and_bodies_to_others",
     ),
     Mutation(
-        "http/access.py",
+        "http/request_shares.py",
         "or self._bytes_of_project[project] + size > MAX_BODIES * MAX_SHARE",
         "",
         "tests/gateway/test_access.py::test_the_tokens_of_one_project_leave_connections_and_bodies_to_others",
     ),
     Mutation(
-        "http/access.py",
+        "http/request_shares.py",
         "            held += size\n",
         "",
         "tests/gateway/test_access.py::test_the_bodies_of_one_token_take_bounded_memory_and_leave_room_for_others",
@@ -848,9 +848,9 @@ GATEWAY = (
         "tests/gateway/test_http.py::test_with_a_token_nobody_is_served_without_one",
     ),
     Mutation(
-        "http/access.py",
+        "http/request_shares.py",
         "if self._of_token[token] >= self._per_token:",
-        "if not entry.caller:",
+        "if not token:",
         "tests/gateway/test_access.py::test_one_token_has_a_bounded_number_of_requests",
     ),
     Mutation(

@@ -1,4 +1,7 @@
-"""Who may call, and how much: checks of each request before anything is done for it."""
+"""Who may call: checks of each request before anything is done for it.
+
+In this order: host, origin, framing, token, share of the running requests, body.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import asyncio
 import logging
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,14 +18,16 @@ from typing import TYPE_CHECKING
 
 from cachetools import TTLCache
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openapi_tool.gateway.calls import Caller
-from openapi_tool.gateway.tokens import MAX_AGENT_CHARS, ClaimUnusable, JwtRefused, Tokens
+from openapi_tool.gateway.tokens import MAX_AGENT_CHARS, ClaimUnusable, JwtRefused, Token, Tokens
 from openapi_tool.host_names import host_of_header, is_internal
+from openapi_tool.http.bodies import read_body, with_body
 from openapi_tool.http.connections import Connection, Connections
 from openapi_tool.http.oauth import ResourceMetadata
 from openapi_tool.http.problems import Problem, nothing_there
+from openapi_tool.http.request_shares import RequestShares
 from openapi_tool.options.gateway import GatewayOptions
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.subjects import is_token
@@ -35,24 +39,9 @@ log = logging.getLogger(__name__)
 
 _SINGLE_HEADERS = ("Content-Encoding", "Content-Type", "Idempotency-Key")
 
-MAX_BODY_BYTES = 2**20
-"""Four times the largest arguments."""
-
-MAX_TOKENS_BODIES = 16 * 2**20
-"""Bytes that the bodies of one token's unanswered requests may have together."""
-
-MAX_BODIES = 64 * 2**20
-"""Bytes that the bodies of all unanswered requests may have together; parsed they take several times as much memory."""
-
-MAX_SHARE = 7 / 8
-"""Share of all connections, and of `MAX_BODIES`, that one project may have with all its tokens."""
-
 FAILED_TRIES = 20
 """Wrong tokens that one address may send, each within `FAILED_TRIES_S` seconds of the one before; more get 429."""
 FAILED_TRIES_S = 60.0
-
-_DISCARDED_BYTES = 16 * 2**20
-"""What is read and dropped of a body that is too large: most clients send all of it before they read an answer."""
 
 _MAX_ADDRESSES = 10_000  # whose wrong tokens are counted
 _OUTDATED_RETRY_S = 5  # `Retry-After` while no token can be checked
@@ -82,67 +71,14 @@ class FailedTries:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A caller, the name by which its requests are counted, and what tells that its token is valid no longer."""
+    """Who sends a request.
+
+    `counted_as` is the name of its token in `RequestShares`. `has_ended` returns whether the token is valid no longer.
+    """
 
     caller: Caller
     counted_as: str
     has_ended: Callable[[], bool]
-
-
-class _Running:
-    """Requests that are not answered yet, and the bytes of their bodies, by token and by project."""
-
-    def __init__(self, options: GatewayOptions) -> None:
-        self._per_token = options.max_requests_per_token
-        self._per_project = int(options.max_connections * MAX_SHARE)
-        self._of_token, self._of_project = Counter[str](), Counter[str]()
-        self._bytes_of_token, self._bytes_of_project = Counter[str](), Counter[str]()
-
-    @contextmanager
-    def counted(self, entry: _Entry) -> Iterator[Callable[[int], None]]:
-        """Count a request while the context is open; yield what counts bytes of its body. Both raise Problem."""
-        token, project = entry.counted_as, entry.caller.project_id
-        held = 0
-        if self._of_token[token] >= self._per_token:
-            raise _too_many(f"This token has {self._per_token} requests that are not answered yet")
-        if self._of_project[project] >= self._per_project:
-            raise _too_many(f"This project has {self._per_project} requests that are not answered yet")
-
-        def hold(size: int) -> None:
-            nonlocal held
-            if (
-                self._bytes_of_token[token] + size > MAX_TOKENS_BODIES
-                or self._bytes_of_project[project] + size > MAX_BODIES * MAX_SHARE
-                or self._bytes_of_project.total() + size > MAX_BODIES
-            ):
-                raise _too_many("The bodies of running requests are too large together")
-            self._bytes_of_token[token] += size
-            self._bytes_of_project[project] += size
-            held += size
-
-        self._of_token[token] += 1
-        self._of_project[project] += 1
-        try:
-            yield hold
-        finally:
-            self._of_token[token] -= 1
-            self._of_project[project] -= 1
-            self._bytes_of_token[token] -= held
-            self._bytes_of_project[project] -= held
-            if not self._of_token[token]:
-                del self._of_token[token], self._bytes_of_token[token]
-            if not self._of_project[project]:
-                del self._of_project[project], self._bytes_of_project[project]
-
-
-def _too_many(what: str) -> Problem:
-    return Problem(
-        HTTPStatus.TOO_MANY_REQUESTS,
-        "rate_limited",
-        f"{what}; call again in a few seconds, with less at a time.",
-        headers={"Retry-After": "2"},
-        close=True,
-    )
 
 
 class Access:
@@ -169,7 +105,7 @@ class Access:
         self._connections = connections
         self._open_to_all = open_to_all
         self._failed = FailedTries()
-        self._running = _Running(options)
+        self._shares = RequestShares(options)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -187,27 +123,9 @@ class Access:
         if self._metadata and scope["path"] in self._metadata.paths and scope["method"] in ("GET", "HEAD"):
             await self._metadata.response(scope, receive, send)
             return
-        if "content-length" in headers and "transfer-encoding" in headers:  # a proxy may go by the other one
-            raise Problem(
-                HTTPStatus.BAD_REQUEST,
-                "bad_request",
-                "The request has both Content-Length and Transfer-Encoding; send one of them.",
-                close=True,
-            )
-        for name in _SINGLE_HEADERS:
-            if len(headers.getlist(name)) > 1:  # a proxy may go by another one
-                raise Problem(
-                    HTTPStatus.BAD_REQUEST,
-                    "bad_request",
-                    f"The request has several {name} headers; send one.",
-                    close=True,
-                )
-        if headers.get("content-encoding", "identity").lower() != "identity":
-            raise Problem(
-                HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "bad_request", "The body must not be compressed.", close=True
-            )
+        _check_framing(headers)
         entry = await self._entry(scope, headers)
-        with self._running.counted(entry) as hold:
+        with self._shares.counted(entry.counted_as, entry.caller.project_id) as hold:
             body = await read_body(headers, receive, hold)
             if body is None:
                 return  # the client is gone
@@ -242,39 +160,24 @@ class Access:
             )
 
     async def _entry(self, scope: Scope, headers: Headers) -> _Entry:
-        """Return the caller. Raises Problem."""
+        """Return who sends the request. Raises Problem."""
         self._open_to_all = self._open_to_all and not len(self._tokens)
         if self._open_to_all:
             return _Entry(NOBODY, "", has_ended=lambda: False)
         given = headers.getlist("authorization")
         scheme, _, text = given[0].partition(" ") if len(given) == 1 else ("", "", "")
-        if self._jwts is not None and scheme.lower() == "bearer" and self._jwts.is_one(text):
+        is_bearer = scheme.lower() == "bearer"
+        if self._jwts is not None and is_bearer and self._jwts.is_one(text):
             return await self._jwt_entry(self._jwts, text.strip(), headers)
         text = text.strip()
-        found = self._tokens.find(text) if scheme.lower() == "bearer" else None
-        if found is None and self._tokens.outdated:
+        tokens = self._tokens
+        found = tokens.find(text) if is_bearer else None
+        if found is None and tokens.outdated:
             raise _unchecked("the state of this gateway")
         if found is None:
             raise self._refusal(str(scope["client"][0]), text, tried=bool(given))
         token_id, token = found
-        agents = headers.getlist("x-agent-id")
-        agent = agents[0] if agents else token.agent
-        if len(agents) > 1 or (agents and not (is_token(agent) and len(agent) <= MAX_AGENT_CHARS)):
-            raise Problem(
-                HTTPStatus.BAD_REQUEST,
-                "bad_request",
-                f"X-Agent-Id must be one id of at most {MAX_AGENT_CHARS} characters, without blanks and `.*>`.",
-                close=True,
-            )
-        if agent != token.agent and not token.any_agent:
-            raise Problem(
-                HTTPStatus.FORBIDDEN,
-                "forbidden",
-                "This token may not name an agent: leave X-Agent-Id out, or create a token with --any-agent.",
-                close=True,
-            )
-        caller = Caller(token.project, agent, token.tools)
-        tokens = self._tokens
+        caller = Caller(token.project, _agent_of(token, headers), token.tools)
         return _Entry(caller, token_id, lambda: tokens.find(text) is None and not tokens.outdated)
 
     async def _jwt_entry(self, jwts: Jwts, text: str, headers: Headers) -> _Entry:
@@ -334,6 +237,48 @@ class Access:
         log.warning("refused %s", what, extra={"action": "token.refused", "address": address, **ids})
 
 
+def _agent_of(token: Token, headers: Headers) -> str:
+    """Return the agent that the request names, else that of its token. Raises Problem."""
+    agents = headers.getlist("x-agent-id")
+    agent = agents[0] if agents else token.agent
+    if len(agents) > 1 or (agents and not (is_token(agent) and len(agent) <= MAX_AGENT_CHARS)):
+        raise Problem(
+            HTTPStatus.BAD_REQUEST,
+            "bad_request",
+            f"X-Agent-Id must be one id of at most {MAX_AGENT_CHARS} characters, without blanks and `.*>`.",
+            close=True,
+        )
+    if agent != token.agent and not token.any_agent:
+        raise Problem(
+            HTTPStatus.FORBIDDEN,
+            "forbidden",
+            "This token may not name an agent: leave X-Agent-Id out, or create a token with --any-agent.",
+            close=True,
+        )
+    return agent
+
+
+def _check_framing(headers: Headers) -> None:
+    """Refuse what a proxy before the gateway might understand in another way, and a compressed body. Raises Problem."""
+    if "content-length" in headers and "transfer-encoding" in headers:
+        raise Problem(
+            HTTPStatus.BAD_REQUEST,
+            "bad_request",
+            "The request has both Content-Length and Transfer-Encoding; send one of them.",
+            close=True,
+        )
+    for name in _SINGLE_HEADERS:
+        if len(headers.getlist(name)) > 1:
+            raise Problem(
+                HTTPStatus.BAD_REQUEST,
+                "bad_request",
+                f"The request has several {name} headers; send one.",
+                close=True,
+            )
+    if headers.get("content-encoding", "identity").lower() != "identity":
+        raise Problem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "bad_request", "The body must not be compressed.", close=True)
+
+
 @contextmanager
 def _ending_with(entry: _Entry, connection: Connection) -> Iterator[None]:
     """While the context is open close the connection once its token has been revoked or has expired.
@@ -365,44 +310,3 @@ def _unchecked(what: str) -> Problem:
         headers={"Retry-After": str(_OUTDATED_RETRY_S)},
         close=True,
     )
-
-
-async def read_body(headers: Headers, receive: Receive, hold: Callable[[int], None]) -> bytes | None:
-    """Return the body of a request, None if its client is gone. Raises Problem if it is too large.
-
-    `hold` gets the size of each part before it is kept, and may raise.
-    """
-    declared = headers.get("content-length", "0")
-    too_large = declared.isdigit() and int(declared) > MAX_BODY_BYTES
-    body = bytearray()
-    received = 0
-    while True:
-        message = await receive()
-        if message["type"] != "http.request":
-            return None
-        part = message.get("body", b"")
-        received += len(part)
-        too_large = too_large or received > MAX_BODY_BYTES
-        if not too_large:
-            hold(len(part))
-            body += part
-        if not message.get("more_body", False) or received > _DISCARDED_BYTES:
-            break
-    if too_large:
-        raise Problem(
-            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-            "bad_request",
-            f"The body is larger than {MAX_BODY_BYTES:,} bytes; send less.",
-            close=True,
-        )
-    return bytes(body)
-
-
-def with_body(body: bytes, receive: Receive) -> Receive:
-    """Return what an app receives: the body, and then the end of the connection."""
-    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def next_message() -> Message:
-        return pending.pop() if pending else await receive()
-
-    return next_message
