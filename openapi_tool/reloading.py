@@ -15,7 +15,7 @@ from openapi_tool.engine.runner import ToolRunner
 from openapi_tool.quotas.options import LimitOptions
 from openapi_tool.settings import CONFIG_VARIABLE, Settings, SettingsError
 from openapi_tool.settings.sources import named_by
-from openapi_tool.telemetry.health import RECENT_WARNINGS
+from openapi_tool.telemetry.recent_warnings import RECENT_WARNINGS
 from openapi_tool.tools.policy import Policy
 from openapi_tool.tools.secret_variables import FILE_SUFFIX, Secrets
 

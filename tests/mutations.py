@@ -438,7 +438,7 @@ SECRETS = (
         "tests/unit/test_secrets.py::test_however_the_process_crashes_its_output_shows_no_secret",
     ),
     Mutation(
-        "telemetry/health.py",
+        "telemetry/recent_warnings.py",
         "self._redactor.head(text, _MAX_CHARS)",
         "text[:_MAX_CHARS]",
         "tests/unit/test_telemetry.py::test_recent_warnings_are_grouped_by_action_masked_and_truncated",

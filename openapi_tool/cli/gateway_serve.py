@@ -39,10 +39,13 @@ from openapi_tool.settings.model import with_values
 from openapi_tool.settings.sources import use_settings_file
 from openapi_tool.shutdown import Shutdown, cancelled, end_process
 from openapi_tool.state.sqlite import StateUnusable
-from openapi_tool.telemetry.health import RECENT_WARNINGS, Dependency, Health, Snapshots, monitor_loop_lag
+from openapi_tool.telemetry.health import Dependency, Health
 from openapi_tool.telemetry.health_server import health_server
 from openapi_tool.telemetry.logs import configure_logging, log_crash
+from openapi_tool.telemetry.loop_lag import monitor_loop_lag
 from openapi_tool.telemetry.metrics import list_projects
+from openapi_tool.telemetry.recent_warnings import RECENT_WARNINGS
+from openapi_tool.telemetry.snapshots import Snapshots
 
 if TYPE_CHECKING:
     from openapi_tool.gateway.jwts import Jwts

@@ -19,7 +19,8 @@ from openapi_tool.isolation.service import Isolation
 from openapi_tool.jina.egress import EgressTransport
 from openapi_tool.jina.transport import AiohttpTransport, Resolver
 from openapi_tool.reloading import Reloader
-from openapi_tool.telemetry.health import DEPENDENCIES, Snapshots
+from openapi_tool.telemetry.health import DEPENDENCIES
+from openapi_tool.telemetry.snapshots import Snapshots
 
 INSTANCE = f"{socket.gethostname()}-{os.getpid()}"
 """Name of this process among those that share the state."""

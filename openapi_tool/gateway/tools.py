@@ -14,7 +14,7 @@ from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.protocol.errors import ExecutorError
 from openapi_tool.protocol.jsontext import JsonValue
 from openapi_tool.reloading import POLL_S, FileWatcher
-from openapi_tool.telemetry.health import RECENT_WARNINGS
+from openapi_tool.telemetry.recent_warnings import RECENT_WARNINGS
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition, parse_definition, stored_record
 from openapi_tool.tools.exports import DuplicateName, ShownTool, complete, defined, registration, without_duplicates

@@ -28,10 +28,11 @@ from openapi_tool.service.quota_parts import run_quotas
 from openapi_tool.settings import PREFIX, Settings, SettingsError
 from openapi_tool.settings.loading import ignored_variables
 from openapi_tool.shutdown import Shutdown, cancelled, end_process
-from openapi_tool.telemetry.health import RECENT_WARNINGS, monitor_loop_lag
 from openapi_tool.telemetry.health_server import health_server
 from openapi_tool.telemetry.logs import CALL_FIELDS, configure_logging, log_crash
+from openapi_tool.telemetry.loop_lag import monitor_loop_lag
 from openapi_tool.telemetry.metrics import list_projects
+from openapi_tool.telemetry.recent_warnings import RECENT_WARNINGS
 from openapi_tool.telemetry.redact import MIN_SECRET_CHARS
 
 log = logging.getLogger(__name__)

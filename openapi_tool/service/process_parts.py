@@ -26,7 +26,7 @@ from openapi_tool.quotas.account import SCOPES
 from openapi_tool.quotas.budgets import Budgets
 from openapi_tool.quotas.limiter import Limiter
 from openapi_tool.telemetry import metrics
-from openapi_tool.telemetry.health import Snapshots
+from openapi_tool.telemetry.snapshots import Snapshots
 from openapi_tool.telemetry.spans import WireTracer, shut_down
 from openapi_tool.tools.catalogue import OPERATIONS
 

@@ -30,7 +30,8 @@ from openapi_tool.local.stack import EmbeddedStack, kernel_schema
 from openapi_tool.protocol.subjects import default_durable
 from openapi_tool.reloading import FileWatcher, Reloader
 from openapi_tool.settings import Settings, load_settings
-from openapi_tool.telemetry.health import DEPENDENCIES, RECENT_WARNINGS
+from openapi_tool.telemetry.health import DEPENDENCIES
+from openapi_tool.telemetry.recent_warnings import RECENT_WARNINGS
 from openapi_tool.telemetry.redact import MASK, Redactor
 from openapi_tool.telemetry.replica_problems import found_problems
 from openapi_tool.tools.policy import Authorizer

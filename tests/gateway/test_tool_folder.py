@@ -17,7 +17,7 @@ from openapi_tool.cli.kernel import NO_DATABASE
 from openapi_tool.gateway import tools as gateway_tools
 from openapi_tool.gateway.tools import ToolFolder, Tools, ToolsInvalid, watch
 from openapi_tool.settings import Settings
-from openapi_tool.telemetry.health import RECENT_WARNINGS
+from openapi_tool.telemetry.recent_warnings import RECENT_WARNINGS
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.telemetry.replica_problems import found_problems
 from openapi_tool.tools.yaml_source import read_sources

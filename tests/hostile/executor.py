@@ -23,7 +23,7 @@ from aiohttp.abc import ResolveResult
 from openapi_tool.local import executor
 from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.service import process
-from openapi_tool.telemetry.health import monitor_loop_lag
+from openapi_tool.telemetry.loop_lag import monitor_loop_lag
 from openapi_tool.tools.catalogue import SEARCH
 
 PROBE_VARIABLE = "HOSTILE_PROBE"

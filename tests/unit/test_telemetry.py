@@ -46,7 +46,7 @@ from openapi_tool.settings import Settings
 from openapi_tool.telemetry import calls, metrics, otlp
 from openapi_tool.telemetry import health_server as module
 from openapi_tool.telemetry.calls import RECENT, CallFacts
-from openapi_tool.telemetry.health import NATS, RECENT_WARNINGS, Health, RecentWarnings, Snapshots
+from openapi_tool.telemetry.health import NATS, Health
 from openapi_tool.telemetry.health_server import MAX_CONNECTIONS, exposition, health_server
 from openapi_tool.telemetry.logs import (
     CALL_FIELDS,
@@ -61,8 +61,10 @@ from openapi_tool.telemetry.logs import (
     without_details,
 )
 from openapi_tool.telemetry.otlp import ExportingTracer, PeriodicExport
+from openapi_tool.telemetry.recent_warnings import RECENT_WARNINGS, RecentWarnings
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.telemetry.replica_problems import found_problems
+from openapi_tool.telemetry.snapshots import Snapshots
 from openapi_tool.telemetry.spans import WireTracer
 from openapi_tool.telemetry.upstream_waits import UpstreamWaits
 from tests.requirements import requirement
@@ -1156,7 +1158,7 @@ async def test_a_browser_shows_the_numbers_and_runs_no_script_from_a_call(
     warnings = RecentWarnings()
     warnings.handle(record("of a project", action="intake.full", project_id="p_warned"))
     warnings.handle(record("of none", action="nats.silent"))
-    monkeypatch.setattr("openapi_tool.telemetry.health.RECENT_WARNINGS", warnings)
+    monkeypatch.setattr("openapi_tool.telemetry.snapshots.RECENT_WARNINGS", warnings)
     url = f"http://127.0.0.1:{page_port}/"
     browser = await asyncio.create_subprocess_exec(
         CHROMIUM, *_BROWSER, f"--user-data-dir={tmp_path}", url, stdout=PIPE, stderr=DEVNULL

@@ -16,7 +16,7 @@ from prometheus_client import REGISTRY
 
 from openapi_tool.kernel.postgres.store import KernelStore
 from openapi_tool.local.placed_call import PlacedCall
-from openapi_tool.telemetry.health import RECENT_WARNINGS
+from openapi_tool.telemetry.recent_warnings import RECENT_WARNINGS
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.telemetry.replica_problems import found_problems
 from openapi_tool.telemetry.upstream_waits import UPSTREAM_WAITS
