@@ -11,7 +11,8 @@ from typing import Any
 
 from openapi_tool.fair_queue import NO_WEIGHTS, FairQueue
 from openapi_tool.protocol.errors import ToolError
-from openapi_tool.quotas.key_limit import KeyGroup, KeyLimit, WaitingCall
+from openapi_tool.quotas.key_group import KeyGroup, WaitingCall
+from openapi_tool.quotas.key_limit import KeyLimit
 from openapi_tool.quotas.keys import PREFIX, Keys, KeyUse
 from openapi_tool.quotas.limit_record import Rates
 from openapi_tool.quotas.options import LimitOptions
@@ -63,7 +64,7 @@ class Limiter:
         for limit in self._limits.values():
             limit.apply_rates(self._rates(limit.variable, limit.endpoint), dry_run=options.dry_run)
         for group in self._groups.values():
-            _weigh(group.limits)
+            group.weigh()
             group.wake()
 
     async def acquire(self, wanted: PermitRequest) -> Permit:
@@ -86,8 +87,7 @@ class Limiter:
         project = wanted.agent.project
         left_s = wanted.deadline.remaining()
         first = next((limit for limit in ordered if limit.seems_free()), ordered[0]) if group.pooled else ordered[0]
-        for limit in group.limits:
-            limit.note_asking(project)
+        group.note_asking(project, first.now())
         number = 1 + sum(1 for _ in group.waiting.of(project))
         wait_s = group.wait_s(first.place_of(project, number, newest=True))
         max_wait_s = left_s * self._options.max_wait_share
@@ -228,18 +228,8 @@ class Limiter:
                 )
                 self._limits[member, endpoint] = limit
                 limit.wake()  # reads the record, in which a 429 may have taught a limit
-            _weigh(group.limits)
+            group.weigh()
         return group
-
-
-def _weigh(limits: list[KeyLimit]) -> None:
-    """Weight the keys of a pool by their limits if all have one of the same kind."""
-    for name in ("requests", "tokens", "concurrent"):
-        found = [getattr(limit.rates, name) for limit in limits]
-        if all(found):
-            for limit, one in zip(limits, found, strict=True):
-                limit.weight = float(one)
-            return
 
 
 def _shown(rates: Rates) -> dict[str, int | None]:
