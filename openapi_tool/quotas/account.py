@@ -27,8 +27,7 @@ from openapi_tool.tools.deadlines import Deadline
 
 log = logging.getLogger(__name__)
 
-SCOPES = ("session", "agent_day", "project_day", "project_month")  # of accounts, narrowest first
-_OWNER_TEXT = {
+_OWNER_TEXT = {  # by scope
     "session": "of this session",
     "agent_day": "of this agent for today",
     "project_day": "of this project for today",
@@ -39,10 +38,11 @@ _WAIT_S = 1.0  # between two reads of a record while requests wait for reservati
 
 
 class AccountId(NamedTuple):
-    """What an account is for: `scope` is one of `SCOPES`, and `owner` an agent or session, empty for a project.
+    """What an account is for.
 
-    `tool` is the tool whose definition sets the budget, empty for a budget of the settings. `project` is named as in
-    the records (`quota_project`).
+    `scope` is one of `SCOPES` in `options/budgets.py`. `owner` is an agent or a session, empty for a project. `tool` is
+    the tool whose definition sets the budget, empty for a budget of the settings. `project` is named as in the records
+    (`quota_project`).
     """
 
     scope: str
