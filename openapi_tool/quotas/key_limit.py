@@ -26,7 +26,8 @@ from openapi_tool.protocol.errors import RateLimited, ToolError
 from openapi_tool.quotas.amounts import NOTHING, Amount, Attempt
 from openapi_tool.quotas.key_group import KeyGroup, WaitingCall
 from openapi_tool.quotas.key_permit import KeyPermit
-from openapi_tool.quotas.keys import STATES, Keys, KeyUse
+from openapi_tool.quotas.key_record import STATES, KeyUse
+from openapi_tool.quotas.keys import Keys
 from openapi_tool.quotas.limit_record import MAX_PAUSE_S, LimitRecord, RateRefusal, Rates, Replica, parse
 from openapi_tool.quotas.outage_share import OutageShare
 from openapi_tool.quotas.pending import Pending

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from openapi_tool.protocol.errors import ToolError
 from openapi_tool.quotas.amounts import NOTHING, Amount, Attempt
-from openapi_tool.quotas.keys import STATES
+from openapi_tool.quotas.key_record import STATES
 from openapi_tool.quotas.permits import Permit, PermitRequest
 
 if TYPE_CHECKING:
