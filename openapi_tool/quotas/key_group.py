@@ -38,14 +38,14 @@ class WaitingCall:
 class KeyGroup:
     """The keys of a pool for one endpoint, or one key alone (`pooled` is False), and the calls that wait for them.
 
-    The keys of a pool share the load by their weights: each has a *load*, the number of its requests divided by its
-    weight, and the key with the lowest load serves next.
+    Here each key stands for its `KeyLimit`. The keys of a pool share the load by their weights: the *load* of a key is
+    the number of its requests divided by its weight, and the key with the lowest load serves next.
     """
 
     def __init__(self, waiting: FairQueue[WaitingCall], *, pooled: bool) -> None:
         self.waiting = waiting
         self.pooled = pooled
-        self.limits: list[KeyLimit] = []  # of the keys; they add themselves
+        self.limits: list[KeyLimit] = []  # the keys; each adds itself
         self._weights: dict[KeyLimit, float] = {}
         self._loads: dict[KeyLimit, float] = {}
         # The lowest load of a usable key when a request was counted last. A key that was unusable for a while continues
@@ -60,7 +60,7 @@ class KeyGroup:
         self._loads[limit] = 0.0
 
     def weigh(self) -> None:
-        """Weight the keys by their limits, of the first kind that is set for each of them."""
+        """Weight the keys by their limits: by the first kind of limit that is set for all of them."""
         for kind in ("requests", "tokens", "concurrent"):
             values = [getattr(limit.rates, kind) for limit in self.limits]
             if all(values):
@@ -101,14 +101,15 @@ class KeyGroup:
             del self._last_asked[next(iter(self._last_asked))]
 
     def projects_asking(self, now: float) -> set[str]:
-        """Return the short names of the projects that asked within `_ASKED_S`: of the last two at most."""
+        """Return the short names (`project_key`) of the projects that asked within `_ASKED_S`: of two at most."""
         return {project_key(project) for project, at in self._last_asked.items() if now - at < _ASKED_S}
 
     def wait_s(self, place: int) -> float:
         """Return a lower bound of the seconds until the call in this place (1: the next one) gets a permit.
 
-        The keys grant `place` permits until then, and at least one key grants its share of them by weight, or more. So
-        the call waits no less than the key does that can grant its share first.
+        Until then, the keys grant `place` permits. Whatever they do, at least one of them grants its share of these by
+        weight, or more: if each granted less, together they would grant less. So the call waits at least until the
+        first key can have granted its share.
         """
         limits = self.usable() or self.limits
         total_weight = sum(self._weights[limit] for limit in limits)

@@ -28,7 +28,7 @@ from openapi_tool.quotas.key_group import KeyGroup, WaitingCall
 from openapi_tool.quotas.key_permit import KeyPermit
 from openapi_tool.quotas.key_record import STATES, KeyUse
 from openapi_tool.quotas.keys import Keys
-from openapi_tool.quotas.limit_record import MAX_PAUSE_S, LimitRecord, RateRefusal, Rates, Replica, parse
+from openapi_tool.quotas.limit_record import MAX_PAUSE_S, LimitRecord, RateRefusal, Rates, parse
 from openapi_tool.quotas.outage_share import OutageShare
 from openapi_tool.quotas.pending import Pending
 from openapi_tool.quotas.permits import Permit, PermitRequest
@@ -366,47 +366,32 @@ class KeyLimit(SharedRecord):
         return max(_MIN_POLL_S, min(wait_s, _MAX_POLL_S))
 
     def _report_outage(self, now: float) -> bool:
-        """Report that this replica is back after an outage, if it had one or others wait for its report."""
-        recovery = self.record.recovery
-        is_missing = recovery is not None and self.replica in recovery.missing
-        if recovery is not None and is_missing:
-            recovery.missing.remove(self.replica)
-        if self._outage_share is not None:
-            self.record.recover(self.replica, self.in_force, self._outage_share.began, now)
-        return is_missing or self._outage_share is not None
+        """Report that this replica is back after an outage; return whether the record must be written."""
+        was_missing = self.record.report_back(self.replica)
+        if self._outage_share is None:
+            return was_missing
+        self.record.recover(self.replica, self.in_force, self._outage_share.began, now)
+        return True
 
     def _count_earlier(self, now: float) -> bool:
         """Count what was sent while requests did not have to be counted; return whether the record changed."""
         uncounted = self._uncounted.take()
         for at in uncounted:
             self.record.requests.add(at, 1, paced=False)
-        return bool(uncounted) or self._count_before_observation(now)
-
-    def _count_before_observation(self, now: float) -> bool:
-        """Count, once, what this replica sent before a first 429 began an observation: a limit is learned from it."""
-        record = self.record
-        mine = record.replicas.get(self.replica) or Replica()
-        is_counted = mine.counted == record.observed
-        if not record.observed or is_counted or self.rates.requests is not None:
-            return False
-        record.replicas[self.replica] = mine
-        mine.counted = record.observed
-        for at in self._sent.counting(now):
-            if at <= record.observed:
-                record.requests.add(at, 1, paced=False)
-        return True
+        if uncounted:
+            return True
+        return self.rates.requests is None and self.record.count_observed(self.replica, self._sent, now)
 
     def _move_late(self) -> bool:
         """Count attempts that were sent later than they were granted from the time at which they were sent."""
-        late = []
+        has_moved = False
         for attempt in self.attempts.values():
             in_record = self.record.open.get(attempt.id)
-            # Half an interval: the record's time is rounded, so a difference of just INTERVAL_S may seem smaller.
+            # `sent_late` changes the time by INTERVAL_S or more. Half of that: times in the record are rounded.
             if in_record is not None and attempt.at - in_record.at >= INTERVAL_S / 2:
-                late.append(attempt)
-        for attempt in late:
-            self.record.move(attempt)
-        return bool(late)
+                self.record.move(attempt)
+                has_moved = True
+        return has_moved
 
     # Permits for the calls that wait.
 

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from openapi_tool.fair_queue import Turns, project_key
 from openapi_tool.quotas.amounts import Attempt, Number, Time
+from openapi_tool.quotas.sent_requests import SentRequests
 from openapi_tool.quotas.window import COUNTS_S, MARGIN_S, Window
 
 REPLICA_S = 60.0  # from its last report until a replica is removed
@@ -319,6 +320,28 @@ class LimitRecord(BaseModel):
                 for project, calls in replica.waiting.items():
                     found.setdefault(project, []).append(calls)
         return {project: sorted(calls, key=lambda one: -one.since) for project, calls in found.items()}
+
+    def count_observed(self, name: str, sent: SentRequests, now: float) -> bool:
+        """Count, once for each observation, what the replica `name` sent in the 60 s before it began.
+
+        A limit is learned from these requests, too. Return whether the record changed.
+        """
+        replica = self.replicas.get(name) or Replica()
+        if not self.observed or replica.counted == self.observed:
+            return False
+        replica.counted = self.observed
+        self.replicas[name] = replica
+        for at in sent.counting(now):
+            if at <= self.observed:
+                self.requests.add(at, 1, paced=False)
+        return True
+
+    def report_back(self, name: str) -> bool:
+        """Record that a replica is back after an outage; return whether its report was missing."""
+        if self.recovery is None or name not in self.recovery.missing:
+            return False
+        self.recovery.missing.remove(name)
+        return True
 
     def recover(self, name: str, rates: Rates, lost_at: float, now: float) -> None:
         """End an outage that the replica `name` has seen since `lost_at`: wait until the others have reported, too.

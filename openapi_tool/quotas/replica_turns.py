@@ -18,10 +18,10 @@ _MORE_EXPECTED_S = 2.0  # a project that waits as long as this is expected to se
 
 
 class CallsElsewhere:
-    """Calls that wait at other replicas, by project; each project's list has the oldest calls last.
+    """Calls that wait at other replicas, by the short name of their project; each list has the oldest calls last.
 
-    The turn is that of a call elsewhere if it is its project's turn, and the call has waited longer than the next call
-    of the project here.
+    A call elsewhere comes before the calls here if it is the turn of its project, and if the call has waited longer
+    than the next call of that project here.
     """
 
     def __init__(self, waiting: dict[str, list[ReportedCalls]], turns: Turns) -> None:
@@ -101,6 +101,7 @@ def place_among_all(
     place = place_in_project
     for other, expected in _expected_calls(reports, now).items():
         if other != own:
+            # A project of weight 3 has three turns in each unit of virtual time.
             turns_before = math.floor((turn_ends - record.turns.start(other)) * weights.get(other, 1.0))
             place += int(min(expected, max(0, turns_before)))
     return place
@@ -124,7 +125,7 @@ def _expected_calls(reports: Iterable[tuple[str, ReportedCalls]], now: float) ->
 def may_hold_one_more(
     project: str, limit: int | None, record: LimitRecord, replica: str, group: KeyGroup, now: float
 ) -> bool:
-    """Return whether a project may have one more concurrent request; `limit` is the most of all projects together.
+    """Return whether a project may have one more concurrent request; all together may have `limit`, None is unlimited.
 
     If there are other projects, each project leaves an eighth of the limit, at least one request, to them. Otherwise
     slow requests of one project could hold all of it. There are others if they have asked the `group` of this replica,

@@ -63,7 +63,7 @@ class SharedRecord(ABC):
         self._settled: list[Attempt] = []  # by the last `apply`
         # The store.
         self._store = store
-        self._known: Stored | None = None  # the last known record; None: it must be read
+        self._known: Stored | None = None  # the last known record, for the next write; None: it must be read
         self._readable: bytes | None = None  # its last readable value, which replaces a deleted or damaged one
         self._is_unsure = False  # whether the outcome of the last write is unknown
         self.outage = ""
@@ -139,7 +139,7 @@ class SharedRecord(ABC):
         to_reserve: list[Attempt] = []
         self._settled = []
         for attempt in self.attempts.values():
-            # The cost of an attempt that is not stored must wait until it is reserved, unless it was not sent.
+            # An attempt that is not stored is reserved first, and settled by a later write, unless it was not sent.
             may_settle = attempt.stored or attempt.cost == NOTHING
             cost = attempt.cost if may_settle else None
             is_charged = attempt.stored and not self.restores
@@ -188,7 +188,7 @@ class SharedRecord(ABC):
     def on_change(self, stored: Stored) -> bool:
         """Adopt a record that another replica wrote; return whether it was adopted.
 
-        An older record than the known one is not, nor is any during an outage: the end of the outage reads the record.
+        It is not if the known record is as new. During an outage none is, as the record is read at its end anyway.
         """
         if self._known is None or stored.revision <= self._known.revision or self.outage:
             return False
@@ -257,7 +257,7 @@ class SharedRecord(ABC):
     async def _step(self) -> float | None:
         """Write once, unless an outage was found less than `_RETRY_S` ago.
 
-        Return the seconds until the next step is due, None if it is once `wake` is called.
+        Return the seconds until the next step is due; None: only once `wake` is called.
         """
         loop = asyncio.get_running_loop()
         if self.outage and loop.time() < self._retry_at:
