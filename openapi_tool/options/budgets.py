@@ -26,7 +26,7 @@ BudgetTokens = Annotated[
 
 @validated(frozen=True)
 class BudgetLimits(Options):
-    """Budgets of one project, or of each project that has no others; an unset budget does not apply."""
+    """Budgets of one project or of all; an unset budget does not apply."""
 
     session_requests: BudgetRequests = None
     session_tokens: BudgetTokens = None

@@ -466,8 +466,7 @@ class Account(SharedRecord):
         )
         budget = " and ".join(f"{self.id.scope}_{kind}" for kind in kinds)
         log.warning(
-            "%d %% of the budget %s%s of project %s are used",
-            WARN_PERCENT,
+            "80 %% of the budget %s%s of project %s are used",  # WARN_PERCENT; docs/operations.md shows this text
             budget,
             self._tool_text,
             self.id.project,

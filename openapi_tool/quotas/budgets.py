@@ -45,81 +45,6 @@ class Spender(NamedTuple):
     tool_limits: BudgetLimits | None = None
 
 
-@dataclass(slots=True, eq=False)
-class CallAccounts:
-    """Accounts that the requests of one call are charged to, narrowest first; those of the tool's definition last."""
-
-    _budgets: Budgets
-    _tool: tuple[str, str]  # project and name: key of `Budgets.means`
-    _accounts: Sequence[Account]
-    _has_reserved: bool = False
-
-    async def reserve(self, min_tokens: int, deadline: Deadline) -> Reservation:
-        """Reserve the expected cost of a request, at least `min_tokens`, in all accounts or none.
-
-        Raises BudgetExceeded, ToolTimeout.
-        """
-        budgets = self._budgets
-        self._has_reserved = True
-        latest = budgets.clock() + deadline.remaining() * budgets.max_wait_share()
-        mean_tokens = round(budgets.means.get(self._tool, 0.0))
-        amount = Amount(1, max(min_tokens, mean_tokens))
-        reservation = Reservation(amount, [])
-        try:
-            for account in self._accounts:
-                reservation.attempts.append((account, await account.reserve(amount, deadline, latest)))
-        except BaseException:
-            reservation.release()
-            raise
-        return reservation
-
-    async def wait_until_written(self) -> None:
-        """Wait until the cost of the call is stored, or the store has failed: a crash then loses no use."""
-        if self._has_reserved:
-            await asyncio.gather(*(account.flush() for account in self._accounts))
-
-    def learn_cost(self, tokens: int) -> None:
-        """Use the cost of a request for later estimates; this charges nothing."""
-        if tokens <= 0:
-            return
-        means = self._budgets.means
-        mean = means.pop(self._tool, float(tokens))
-        means[self._tool] = mean + _NEWEST_WEIGHT * (tokens - mean)
-        if len(means) > _MAX_MEANS:
-            del means[next(iter(means))]
-
-    def left(self) -> dict[str, Any]:
-        """Return what is left of each account by scope; accounts of the tool's definition are under `tool`."""
-        found: dict[str, Any] = {}
-        for account in self._accounts:
-            place = found.setdefault("tool", {}) if account.id.tool else found
-            place[account.id.scope] = account.left()
-        return found
-
-    @property
-    def note(self) -> str:
-        """Text for the model about accounts that are nearly used up."""
-        return "".join(f"\n\n{note}" for account in self._accounts if (note := account.note))
-
-
-@dataclass(slots=True)
-class Reservation:
-    """Amount that one request has reserved, and its attempt in each account: to be ended by `charge` or `release`."""
-
-    amount: Amount
-    attempts: list[tuple[Account, Attempt]]
-
-    def charge(self, tokens: int) -> None:
-        """Charge the request, which was sent, with its real cost."""
-        for account, attempt in self.attempts:
-            account.settle(attempt, Amount(1, tokens))
-
-    def release(self) -> None:
-        """Free the amount: the request was not sent."""
-        for account, attempt in self.attempts:
-            account.settle(attempt, NOTHING)
-
-
 class Budgets:
     """Budgets of this process, named `replica`. `clock` returns the NATS server's time in seconds since the epoch.
 
@@ -259,3 +184,79 @@ class Budgets:
         if len(found) > 2 * _MAX_RANKED:
             largest = heapq.nlargest(_MAX_RANKED, found.values(), key=lambda each: each.used_fraction)
             self._most_used[account.id.scope] = {each.record_name: each for each in largest}
+
+
+@dataclass(slots=True, eq=False)
+class CallAccounts:
+    """Accounts that the requests of one call are charged to, narrowest first; those of the tool's definition last."""
+
+    _budgets: Budgets
+    _tool: tuple[str, str]  # project and name: key of `Budgets.means`
+    _accounts: Sequence[Account]
+    _has_reserved: bool = False
+
+    async def reserve(self, min_tokens: int, deadline: Deadline) -> Reservation:
+        """Reserve the expected cost of a request, at least `min_tokens`, in all accounts or none.
+
+        Raises BudgetExceeded, ToolTimeout.
+        """
+        budgets = self._budgets
+        self._has_reserved = True
+        latest = budgets.clock() + deadline.remaining() * budgets.max_wait_share()
+        mean_tokens = round(budgets.means.get(self._tool, 0.0))
+        amount = Amount(1, max(min_tokens, mean_tokens))
+        reservation = Reservation(amount, [])
+        try:
+            for account in self._accounts:
+                reservation.attempts.append((account, await account.reserve(amount, deadline, latest)))
+        except BaseException:
+            reservation.release()
+            raise
+        return reservation
+
+    async def wait_until_written(self) -> None:
+        """Wait until the cost of the call is stored, or the store has failed: a crash then loses no use."""
+        if self._has_reserved:
+            await asyncio.gather(*(account.flush() for account in self._accounts))
+
+    def learn_cost(self, tokens: int) -> None:
+        """Use the cost of a request for later estimates; this charges nothing."""
+        if tokens <= 0:
+            return
+        means = self._budgets.means
+        mean = means.pop(self._tool, float(tokens))
+        means[self._tool] = mean + _NEWEST_WEIGHT * (tokens - mean)
+        if len(means) > _MAX_MEANS:
+            del means[next(iter(means))]
+
+    def left(self) -> dict[str, Any]:
+        """Return what is left of each account by scope; accounts of the tool's definition are under `tool`."""
+        found: dict[str, Any] = {}
+        for account in self._accounts:
+            place = found.setdefault("tool", {}) if account.id.tool else found
+            place[account.id.scope] = account.left()
+        return found
+
+    @property
+    def note(self) -> str:
+        """Text for the model about accounts that are nearly used up."""
+        notes = [account.note for account in self._accounts]
+        return "".join(f"\n\n{note}" for note in notes if note)
+
+
+@dataclass(slots=True)
+class Reservation:
+    """Amount that one request has reserved, and its attempt in each account: to be ended by `charge` or `release`."""
+
+    amount: Amount
+    attempts: list[tuple[Account, Attempt]]
+
+    def charge(self, tokens: int) -> None:
+        """Charge the request, which was sent, with its real cost."""
+        for account, attempt in self.attempts:
+            account.settle(attempt, Amount(1, tokens))
+
+    def release(self) -> None:
+        """Free the amount: the request was not sent."""
+        for account, attempt in self.attempts:
+            account.settle(attempt, NOTHING)
