@@ -126,7 +126,10 @@ class KeyLimit(SharedRecord):
 
     @property
     def usable(self) -> bool:
-        """Return whether calls may use the key."""
+        """Return whether calls may use the key: a blocked one only as a trial, and one of a pool only if it is set.
+
+        A key that is in no pool is set, as the call brings it (`PermitRequest.key`).
+        """
         if self.key_use in self.keys.blocked:
             return self.trial
         return not self.group.pooled or self.keys.get(self.variable) is not None
@@ -146,11 +149,12 @@ class KeyLimit(SharedRecord):
     def paused_s(self) -> float:
         """Seconds until a pause after a 429 ends, whichever replica got it."""
         now = self.now()
-        return min(max(0.0, self.record.paused_until - now, self._own_pause_until - now), MAX_PAUSE_S)
+        paused_until = max(self.record.paused_until, self._own_pause_until)
+        return min(max(0.0, paused_until - now), MAX_PAUSE_S)
 
     @property
     def tokens_each(self) -> int:
-        """Tokens that the next request reserves, if tokens are limited."""
+        """Tokens that a request is expected to use, and reserves; 1 if tokens are not limited."""
         return self._tokens.each
 
     @property
@@ -186,11 +190,15 @@ class KeyLimit(SharedRecord):
         now = self.now()
         rates = self.in_force
         self.record.pace(rates, self.tokens_each, now)
-        calls_before = sum(call.preferred is self for call in self.group.waiting) + len(self._granted)
+        calls_to_serve = sum(call.preferred is self for call in self.group.waiting)
+        calls_before = calls_to_serve + len(self._granted)  # the granted ones are not in the known record yet
         return not self.paused_s and self.record.has_room(rates, self.tokens_each, calls_before, now)
 
     def place_of(self, project: str, number: int, *, newest: bool = False) -> int:
-        """Return the place, among all that wait at all replicas, of the call number `number` of its project here."""
+        """Return the place, among all calls at all replicas, of the call that is number `number` of its project here.
+
+        `newest` says that no call has waited for a shorter time.
+        """
         queue = self.group.waiting
         return place_among_all(self.record, self.replica, queue, project, number, newest=newest, now=self.now())
 
@@ -220,14 +228,14 @@ class KeyLimit(SharedRecord):
         return is_trial
 
     def sent_late(self, attempt: Attempt) -> None:
-        """Count an attempt from now on if it was sent `INTERVAL_S` or more after its permit."""
+        """Count an attempt, which is sent now, from now on if its permit is `INTERVAL_S` old or older."""
         now = self.now()
         if now - attempt.at >= INTERVAL_S:
             attempt.at = now
             self.wake()
 
     def end(self, attempt: Attempt, cost: Amount | None) -> None:
-        """Settle an attempt; `cost` None is unknown, NOTHING: it was not sent."""
+        """Settle an attempt, once. A `cost` of None is unknown; NOTHING: the attempt was not sent."""
         if attempt.cost is not None:
             return
         attempt.cost = attempt.need if cost is None else cost
@@ -241,6 +249,7 @@ class KeyLimit(SharedRecord):
             self.wake_soon()
 
     def _learn_tokens(self, attempt: Attempt, tokens: int) -> None:
+        """Use the cost of an attempt for the next estimate, and for the turns of its project."""
         limit = self.rates.tokens
         if limit is not None and tokens:
             self._tokens.learn(tokens)
@@ -265,6 +274,7 @@ class KeyLimit(SharedRecord):
         return len(self.group.limits) - 1  # once with each other key: the next one may refuse it, too
 
     def _pause(self, error: ToolError, sent_at: float) -> None:
+        """Pause the key after a 429 of a request that was sent at `sent_at`."""
         pause_s = max(_PAUSE_S if error.retry_after is None else error.retry_after, _MIN_PAUSE_S)
         until = self.now() + min(pause_s, MAX_PAUSE_S)
         if until - self._own_pause_until >= _SAME_PAUSE_S:
@@ -355,13 +365,13 @@ class KeyLimit(SharedRecord):
         self._granted = []
 
     def next_s(self) -> float | None:
-        """Return when to look at the record again: soon while calls wait, else for the next report."""
+        """Return the seconds until the task looks at the record again: few while calls wait, else until a report."""
         if not self.limited:
             return None
         if not self.group.waiting:
             return REPORT_S
-        # With a wait of 0, calls elsewhere go first, or a request must end. Both wake this task, unless the notice of
-        # the changed record is lost.
+        # With a wait of 0, the calls wait until calls elsewhere have been served, or until a request has ended. Both
+        # change the record, which wakes this task. As the notice of a change may be lost, it looks again soon.
         wait_s = self.wait_s(1) or SETTLE_S
         return max(_MIN_POLL_S, min(wait_s, _MAX_POLL_S))
 
@@ -402,7 +412,7 @@ class KeyLimit(SharedRecord):
             return False
         record = self.record
         elsewhere = record.waiting_elsewhere(self.replica, now)
-        able = {project: calls for project, calls in elsewhere.items() if self._may_hold_one_more(project, now)}
+        able = {name: calls for name, calls in elsewhere.items() if self._may_hold_one_more(name, now)}
         turns = CallsElsewhere(able, record.turns)
         has_probed = False
 
@@ -410,18 +420,18 @@ class KeyLimit(SharedRecord):
             return record.has_room(self.in_force, self.tokens_each, before, now)
 
         while here := self._projects_to_serve():
-            since = {key: queue.first(project).since for key, project in here.items()}
-            key = turns.next_here(since, has_room)
-            if key is None and self.dry_run:
-                key = next(iter(here))
+            since = {short_name: queue.first(project).since for short_name, project in here.items()}
+            short_name = turns.next_here(since, has_room)
+            if short_name is None and self.dry_run:
+                short_name = next(iter(here))
                 self.would_have_waited += 1
-            if key is not None:
-                project = here[key]
+            if short_name is not None:
+                project = here[short_name]
                 turn_cost = 1 / queue.weight(project)
-                turns.serve_here(key, turn_cost)
-                record.turns.serve(key, turn_cost)
+                turns.serve_here(short_name, turn_cost)
+                record.turns.serve(short_name, turn_cost)
                 self._reserve_for(queue.pop(project), now)
-            elif record.probe(now):
+            elif record.probe(now):  # the raised learned limit may have room now
                 has_probed = True
             else:
                 break
@@ -435,12 +445,13 @@ class KeyLimit(SharedRecord):
         return {project_key(project): project for project in self.group.waiting.projects() if self._may_send(project)}
 
     def _reserve_for(self, call: WaitingCall, now: float) -> None:
-        attempt = self._attempt(call, now)
+        """Reserve for a call. It gets its permit once that is stored (`confirm`)."""
+        attempt = self._attempt_of(call, now)
         self._granted.append((call, attempt))
         if self.record.room:  # a full record grants permits by `dry_run` only; they are reserved once there is room
             self.reserve_attempt(attempt)
 
-    def _attempt(self, call: WaitingCall, now: float) -> Attempt:
+    def _attempt_of(self, call: WaitingCall, now: float) -> Attempt:
         tokens = 0 if self.rates.tokens is None else self.tokens_each
         return self.new_attempt(now, Amount(1, tokens), call.wanted.deadline, call.wanted.agent.project)
 
@@ -470,8 +481,8 @@ class KeyLimit(SharedRecord):
             return False
         return any(limit.variable not in wanted.refused_by for limit in self.group.usable())
 
-    def _may_hold_one_more(self, key: str, now: float) -> bool:
-        return may_hold_one_more(key, self.rates.concurrent, self.record, self.replica, self.group, now)
+    def _may_hold_one_more(self, short_name: str, now: float) -> bool:
+        return may_hold_one_more(short_name, self.rates.concurrent, self.record, self.replica, self.group, now)
 
     # Calls that get no permit in time, or not from this key.
 
@@ -488,6 +499,7 @@ class KeyLimit(SharedRecord):
             self._refuse_late(now)
 
     def _refuse_late(self, now: float) -> None:
+        """End the wait of calls that certainly get no permit until their latest time; later ones then move up."""
         queue = self.group.waiting
         for project in queue.projects():
             number = 1
@@ -535,20 +547,20 @@ class KeyLimit(SharedRecord):
         share = self._outage_share
         while self.usable:
             project = queue.next(self._may_send)
-            if project is None or (share is not None and not self._has_room(share, now)):
+            if project is None or (share is not None and not self._has_outage_room(share, now)):
                 break
             call = queue.pop(project)
             queue.turns.serve(project, 1 / queue.weight(project))
-            attempt = self._attempt(call, now)
+            attempt = self._attempt_of(call, now)
             if share is not None:
                 share.sent.add(now, 1)
             self._give(call, attempt)
         self._review()
 
-    def _has_room(self, share: OutageShare, now: float) -> bool:
+    def _has_outage_room(self, share: OutageShare, now: float) -> bool:
         if self.paused_s:
             return False
-        own_tokens = 0
+        own_tokens = 0  # that the record of before the outage does not contain
         for attempt in self.attempts.values():
             if not attempt.stored and attempt.at > now - COUNTS_S:
                 own_tokens += (attempt.cost or attempt.need).tokens
