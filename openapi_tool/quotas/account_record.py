@@ -158,10 +158,14 @@ def from_version_1(stored: bytes) -> bytes | None:
 
 
 class _Share1(BaseModel):
+    """Part of a budget that a replica has reserved for its requests."""
+
     reserved: Amount
 
 
 class _Version1(BaseModel):
+    """Record of version 1, in which replicas reserved shares of the budget, and not each attempt an amount."""
+
     version: Literal[1]
     used: Amount
     shares: dict[str, _Share1]

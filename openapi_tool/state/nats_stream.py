@@ -1,9 +1,10 @@
 """Messages that a stream of NATS JetStream holds, read in batches without a consumer.
 
-Whoever may create a consumer can have the server publish the messages on any subject: so no user needs that permission
-for this. Servers before 2.11 know no batches, and answer with one message at a time.
+Whoever may create a consumer can have the server publish the messages on any subject: so no user gets that permission,
+and messages are read by direct gets (`held_messages`). Servers before 2.11 know no batches, and answer with one message
+at a time.
 
-On this are based `ListedKvRecords`, the records of a bucket that can be listed, and the readers of a `Stream`.
+`ListedKvRecords` are records of a bucket that can be listed. `Stream` is a stream in which messages are stored.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from openapi_tool.state.nats_kv import Bucket, NatsKvRecords
 
 BATCH = 500  # messages
 _BATCH_BYTES = 4 * 2**20  # of the messages of a batch together
-_TIMEOUT_S = 5.0  # until the next message of a batch
+_TIMEOUT_S = 5.0  # until the next message of a batch, or an answer about a stream
 _TRIES = 3  # to list a bucket that changes meanwhile
 _END_OF_BATCH, _NONE_FOUND = "204", "404"  # statuses of the message without data that ends a batch
 

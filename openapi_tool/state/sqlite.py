@@ -141,7 +141,10 @@ class StateFile:
 
     @asynccontextmanager
     async def watch(self, bucket: str, on_change: OnChange) -> AsyncIterator[None]:
-        """Call `on_change` for changed records of a bucket while the context is open, about `_POLL_S` after them."""
+        """Call `on_change` for changed records of a bucket, at most about `_POLL_S` after the change.
+
+        It is called while the context is open.
+        """
         watcher = bucket, on_change
         self._watching.append(watcher)
         if self._polling is None:
@@ -163,6 +166,7 @@ class StateFile:
             self._seen = max(self._seen, revision)
             if bucket == _PURGES:
                 self.purged = revision
+                # All buckets were emptied.
                 for _, on_change in list(self._watching):
                     on_change(ALL_RECORDS, Stored(None, revision))
             for watched, on_change in list(self._watching):
@@ -170,7 +174,10 @@ class StateFile:
                     on_change(key, Stored(value, revision))
 
     async def read(self, query: str, values: tuple[object, ...]) -> list[tuple[Any, ...]]:
-        """Return the rows of a query, which takes no write lock. Raises Unavailable."""
+        """Return the rows of a query, which runs in the thread of the file and takes no write lock.
+
+        Raises Unavailable.
+        """
 
         def work() -> list[tuple[Any, ...]]:
             with self._errors():
@@ -204,7 +211,10 @@ class StateFile:
 
 
 class SqliteRecords:
-    """Records of one bucket (`Records`, `ListedRecords`); they expire `ttl_s` seconds after their last change."""
+    """Records of one bucket (`Records`, `ListedRecords`); they expire `ttl_s` seconds after their last change.
+
+    Queries cast values to BLOB: SQLite returns a value as it was stored, which is text if somebody has changed the file.
+    """
 
     def __init__(self, state: StateFile, bucket: str, ttl_s: float) -> None:
         self._state = state
