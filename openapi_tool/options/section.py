@@ -27,7 +27,7 @@ CallSeconds = Annotated[float, Field(ge=1, le=86_400)]
 """Time limit of a call: in less than one second, hardly any call could get a response."""
 
 _UNUSABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters, and halves of UTF-16 pairs
-_MAX_CHARS = 16_000  # of a text: long enough for a schema or a list of names
+_MAX_CHARS = 16_000  # of a text; no setting needs more
 _HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")  # a name, an IPv4 address, or an IPv6 address in brackets
 
 
@@ -64,7 +64,7 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, SecretStr):
         yield value.get_secret_value()
     elif isinstance(value, Mapping):
-        # One loop for both, and not two: each level of a deeply nested value takes one frame of the stack only.
+        # Values may be deeply nested: a generator within this call would take a second stack frame at each level.
         for item in (*value, *value.values()):
             yield from _texts(item)
     elif isinstance(value, list | tuple):

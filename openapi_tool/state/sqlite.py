@@ -213,7 +213,8 @@ class StateFile:
 class SqliteRecords:
     """Records of one bucket (`Records`, `ListedRecords`); they expire `ttl_s` seconds after their last change.
 
-    Queries cast values to BLOB: SQLite returns a value as it was stored, which is text if somebody has changed the file.
+    Queries cast values to BLOB: SQLite returns a value as it was stored. If somebody has changed the file, that may be
+    text.
     """
 
     def __init__(self, state: StateFile, bucket: str, ttl_s: float) -> None:
