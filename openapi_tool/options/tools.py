@@ -9,7 +9,7 @@ from pydantic.dataclasses import dataclass as validated
 
 from openapi_tool.options.section import CallSeconds, Options
 
-MIN_MAX_TOKENS = 500  # least limit of a page that a call may set, also by the parameter `maxTokens` (`jina/parameters.py`)
+MIN_MAX_TOKENS = 500  # least limit of the tokens of a page, also for the parameter `maxTokens` (`jina/parameters.py`)
 
 
 @validated(frozen=True)
