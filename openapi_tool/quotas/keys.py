@@ -85,8 +85,9 @@ class Keys:
         for name in before.keys() - self._uses.keys():
             self._known.pop(name, None)
             self._set_state(before[name], KeyRecord())
-        # `assemble` loads the first ones, after it has connected the store.
-        if before and self._uses.keys() - before.keys():
+        # At the start, who sets the first values calls `load` once the store is connected.
+        has_new_records = bool(self._uses.keys() - before.keys())
+        if before and has_new_records:
             self._start(self.load())
 
     async def load(self) -> None:
@@ -188,9 +189,11 @@ class Keys:
             await asyncio.wait(self._tasks)
 
     def _name_of(self, use: KeyUse) -> str:
+        """Return the name of the record of a key's present value."""
         return next(name for name, one in self._uses.items() if one == use)
 
     def _start(self, work: Coroutine[Any, Any, object]) -> None:
+        """Read or write records in the background."""
         task = in_background(self._log_outage(work), "keys")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

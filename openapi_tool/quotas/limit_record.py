@@ -110,6 +110,35 @@ class Learned(BaseModel):
     probing: bool = False
     failures: Annotated[int, Field(ge=0, le=MAX_FAILURES)] = 0
 
+    def lower(self, accepted: int, now: float) -> None:
+        """Lower the limit after a 429, before which the upstream had accepted that many requests in 60 s.
+
+        This undoes a probe. Without one, the limit becomes what was accepted, or one request less than before.
+        """
+        if self.probing:
+            limit = self.limit - self.step
+            self.failures = min(MAX_FAILURES, self.failures + 1)
+        else:
+            limit = min(self.limit - 1, accepted)
+            self.failures = 0
+        self.limit = max(MIN_LEARNED, limit)
+        self.step = 1
+        self.probing = False
+        self.changed = now
+        self.until = now + LEARNED_S
+
+    def probe(self, now: float) -> bool:
+        """Raise the limit by a step if that is due; return whether it was raised."""
+        if now - self.changed < PROBE_S * 2**self.failures:
+            return False
+        if self.probing:  # the last probe has succeeded
+            self.step = min(MAX_LEARNED, 2 * self.step)
+            self.failures = 0
+        self.limit = min(MAX_LEARNED, self.limit + self.step)
+        self.probing = True
+        self.changed = now
+        return True
+
 
 class Recovery(BaseModel):
     """End of an outage of the store, in which each replica used its part of the limit on its own.
@@ -125,11 +154,14 @@ class Recovery(BaseModel):
 
 
 class LimitRecord(BaseModel):
-    """State of one key and endpoint.
+    """State of one key and endpoint, shared by all replicas.
 
-    `open` has the attempts that run, by their ids, and `replicas` the reports, by the names of replicas.
-    `refused_at` is when the last 429 was counted. `observed` is when a 429 began an observation, in which requests are
-    counted although no limit is set; 0: there is none.
+    `requests` and `tokens` are what was used in the last 60 s. `open` has the attempts that run, by their ids.
+    `replicas` has the last report of each replica, by its name. `turns` are those of projects, by their short names.
+
+    `paused_until` is the end of the pause after the last 429. `refused_at` is when the last 429 was counted.
+    `observed` is when a 429 began an observation, in which requests are counted although no limit is set; 0: there is
+    none.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -172,11 +204,11 @@ class LimitRecord(BaseModel):
             return False
         if rates.requests is None and self.is_observed(now) and not self._may_follow(before):
             return False
-        return (
-            (rates.requests is None or self.requests.has_room(rates.requests, 1, before, now))
-            and (rates.tokens is None or self.tokens.has_room(rates.tokens, unit, before, now))
-            and (rates.concurrent is None or len(self.open) + before < rates.concurrent)
-        )
+        if rates.requests is not None and not self.requests.has_room(rates.requests, 1, before, now):
+            return False
+        if rates.tokens is not None and not self.tokens.has_room(rates.tokens, unit, before, now):
+            return False
+        return rates.concurrent is None or len(self.open) + before < rates.concurrent
 
     def _may_follow(self, before: int) -> bool:
         """Return whether a request may be sent after a pause, without a known limit, after `before` others.
@@ -219,8 +251,9 @@ class LimitRecord(BaseModel):
     def reserve(self, attempt: Attempt, rates: Rates) -> None:
         """Count an attempt as used, from the time at which it is sent."""
         project = project_key(attempt.project) if rates.concurrent is not None else ""
-        at, until = round(attempt.at, 3), round(attempt.until, 1)
-        self.open[attempt.id] = OpenAttempt(at, attempt.need.tokens, until, project)
+        self.open[attempt.id] = OpenAttempt(
+            at=round(attempt.at, 3), tokens=attempt.need.tokens, until=round(attempt.until, 1), project=project
+        )
         self.requests.add(attempt.at, attempt.need.requests, paced=rates.requests is not None)
         self.tokens.add(attempt.at, attempt.need.tokens, paced=rates.tokens is not None)
 
@@ -263,39 +296,15 @@ class LimitRecord(BaseModel):
         later = sum(attempt.at >= refusal.sent_at for attempt in self.open.values())
         accepted = self.requests.total(now) - later
         if self.learned is not None:
-            self._lower(self.learned, accepted, now)
+            self.learned.lower(accepted, now)
         elif self.observed and now <= last_pause_ended + OBSERVED_S:
             self.learned = Learned(limit=max(MIN_LEARNED, accepted), until=now + LEARNED_S, changed=now)
         else:
             self.observed = now
 
-    @staticmethod
-    def _lower(learned: Learned, accepted: int, now: float) -> None:
-        """Undo a probe that a 429 has answered, or lower the limit to what was accepted, by one request at least."""
-        if learned.probing:
-            limit = learned.limit - learned.step
-            learned.failures = min(MAX_FAILURES, learned.failures + 1)
-        else:
-            limit = min(learned.limit - 1, accepted)
-            learned.failures = 0
-        learned.limit = max(MIN_LEARNED, limit)
-        learned.step = 1
-        learned.probing = False
-        learned.changed = now
-        learned.until = now + LEARNED_S
-
     def probe(self, now: float) -> bool:
-        """Raise a learned limit by a step if that is due; return whether it did."""
-        learned = self.learned
-        if learned is None or now - learned.changed < PROBE_S * 2**learned.failures:
-            return False
-        if learned.probing:  # the last probe has succeeded
-            learned.step = min(MAX_LEARNED, 2 * learned.step)
-            learned.failures = 0
-        learned.limit = min(MAX_LEARNED, learned.limit + learned.step)
-        learned.probing = True
-        learned.changed = now
-        return True
+        """Raise a learned limit by a step if that is due; return whether it was raised."""
+        return self.learned is not None and self.learned.probe(now)
 
     def is_observed(self, now: float) -> bool:
         """Return whether requests must be counted although no limit is set."""
@@ -310,7 +319,8 @@ class LimitRecord(BaseModel):
         The last 60 s do not count: in an outage of the store, replicas run on but cannot report.
         """
         newest = max((replica.seen for replica in self.replicas.values()), default=0.0)
-        return sorted({name, *(key for key, replica in self.replicas.items() if replica.seen > newest - REPLICA_S)})
+        reported = [key for key, replica in self.replicas.items() if replica.seen > newest - REPLICA_S]
+        return sorted({name, *reported})
 
     def waiting_elsewhere(self, name: str, now: float) -> dict[str, list[ReportedCalls]]:
         """Return what waits at other replicas than `name` by project, those that have waited longest last."""
@@ -409,7 +419,7 @@ class LimitRecord(BaseModel):
 
 
 def parse(stored: bytes | None) -> LimitRecord | None:
-    """Return a stored record; None for anything else or another version."""
+    """Return a stored record; None for anything else, also for another version."""
     try:
         return LimitRecord.model_validate_json(stored or b"")
     except ValidationError:

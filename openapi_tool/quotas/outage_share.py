@@ -29,17 +29,21 @@ class OutageShare:
         have not ended.
         """
         self.sent.drop_expired(now)
-        return (
-            (rates.requests is None or self._has_room_of_requests(rates.requests, now))
-            and (rates.tokens is None or own_tokens + next_tokens <= self._part_of_rest(rates.tokens, self.tokens, now))
-            and (rates.concurrent is None or running < rates.concurrent // self.parts)
-        )
+        if rates.requests is not None and not self._has_room_of_requests(rates.requests, now):
+            return False
+        if rates.tokens is not None:
+            tokens = own_tokens + next_tokens
+            if tokens > self._part_of_rest(rates.tokens, self.tokens, now):
+                return False
+        return rates.concurrent is None or running < rates.concurrent // self.parts
 
     def _has_room_of_requests(self, limit: int, now: float) -> bool:
+        """Return whether one more request is in this replica's part of the rest, and of the pace of the limit."""
         part_of_limit = max(1, limit // self.parts)
         self.sent.pace(part_of_limit, 1, now)
         is_left = self.sent.total(now) < self._part_of_rest(limit, self.requests, now)
         return is_left and self.sent.has_room(part_of_limit, 1, 0, now)
 
     def _part_of_rest(self, limit: int, known: Window, now: float) -> int:
+        """Return this replica's part of what the known uses have left of a limit."""
         return max(0, limit - known.total(now)) // self.parts

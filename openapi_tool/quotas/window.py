@@ -51,8 +51,8 @@ class Window(BaseModel):
         self.paced = min(self.paced, now)
 
     def total(self, now: float) -> int:
-        """Return what counts."""
-        oldest = (now - COUNTS_S) / INTERVAL_S
+        """Return what was used in the last `COUNTS_S` seconds."""
+        oldest = (now - COUNTS_S) / INTERVAL_S  # number of the interval; the ones after it count
         return sum([amount for number, amount in self.used.items() if number > oldest])
 
     def since(self, at: float) -> int:
