@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from openapi_tool.protocol.errors import BudgetExceeded, ToolTimeout
-from openapi_tool.quotas.account_record import WARN_PERCENT, AccountLimit, AccountRecord, parse, unused
+from openapi_tool.quotas.account_record import WARN_PERCENT, AccountLimit, AccountRecord, parse, reaches, unused
 from openapi_tool.quotas.amounts import NOTHING, Amount, Attempt
 from openapi_tool.quotas.periods import Period
 from openapi_tool.quotas.shared_record import SharedRecord
@@ -141,11 +141,11 @@ class Account(SharedRecord):
         request = _Request(attempt, latest, asyncio.get_running_loop().create_future())
         self._waiting.append(request)
         self.wake()
-        reserved = False
+        has_reservation = False
         try:
             async with deadline.limit():
                 await request.reserved
-            reserved = True
+            has_reservation = True
         except TimeoutError:
             if not self.limit.covers(self.taken.plus(need)):
                 raise self._held(need) from None
@@ -154,7 +154,7 @@ class Account(SharedRecord):
             if request in self._waiting:
                 self._waiting.remove(request)
             request.reserved.cancel()
-            if not reserved and attempt.id in self.attempts:  # the call was cancelled in that moment
+            if not has_reservation and attempt.id in self.attempts:  # the call was cancelled as it got it
                 self.settle(attempt, NOTHING)
         return attempt
 
@@ -185,7 +185,7 @@ class Account(SharedRecord):
         for attempt in self.attempts.values():
             if attempt.id not in self.record.open:
                 taken = taken.plus(attempt.cost or attempt.need)
-            elif attempt.cost is not None:
+            elif attempt.cost is not None:  # the record still has what it reserved
                 taken = taken.plus(attempt.cost).minus(attempt.need)
         return taken
 
@@ -353,10 +353,7 @@ class Account(SharedRecord):
         record = self.record
         taken = record.charged.plus(record.reserved)
         parts = len({self.replica, *record.replicas})
-        own = NOTHING  # what this replica uses of its part
-        for attempt in self.attempts.values():
-            if attempt.id not in record.open:
-                own = own.plus(attempt.cost or attempt.need)
+        own = self._used_here()
         for request in list(self._waiting):
             own_with_request = own.plus(request.attempt.need)
             of_all_parts = Amount(own_with_request.requests * parts, own_with_request.tokens * parts)
@@ -365,6 +362,14 @@ class Account(SharedRecord):
                 self._grant(request)
             else:
                 self._refuse(request, self._used_up(request.attempt.need))
+
+    def _used_here(self) -> Amount:
+        """Return what this replica uses that the last known record does not contain."""
+        used = NOTHING
+        for attempt in self.attempts.values():
+            if attempt.id not in self.record.open:
+                used = used.plus(attempt.cost or attempt.need)
+        return used
 
     # Errors and log lines.
 
@@ -381,23 +386,23 @@ class Account(SharedRecord):
         return "requests" if exceeds_requests or limit.tokens is None else "tokens"
 
     def _held(self, need: Amount) -> BudgetExceeded:
-        """Return the error of a request for which too little is left only as others have not ended."""
+        """Count a refusal; return the error of a request for which too little is left until others have ended."""
         metrics.BUDGET_REFUSALS.labels(self.id.scope).inc()
         kind = self._lacking(need)
-        record = self.record
-        maximum, taken, used, needed = (
-            getattr(amount, kind) for amount in (self.limit, self.taken, record.charged, need)
-        )
-        seconds = max(1, math.ceil(record.held_until(self.limit, need) - self.now()))
+        maximum = getattr(self.limit, kind)
+        used = getattr(self.record.charged, kind)
+        reserved = getattr(self.taken, kind) - used
+        needed = getattr(need, kind)
+        seconds = max(1, math.ceil(self.record.held_until(self.limit, need) - self.now()))
         return BudgetExceeded(
             f"The budget {self._owner_text} is held by requests that have not ended, so nothing was sent: {used:,} of "
-            f"{maximum:,} {kind} are used, {taken - used:,} are reserved for them, and this call needs {needed:,}. "
+            f"{maximum:,} {kind} are used, {reserved:,} are reserved for them, and this call needs {needed:,}. "
             f"Call again in {seconds} s: what has not ended by then counts as used.",
             detail={
                 "budget": f"{self.id.scope}_{kind}",
                 "limit": maximum,
                 "used": used,
-                "reserved": taken - used,
+                "reserved": reserved,
                 "needed": needed,
                 "retry_after_s": seconds,
             },
@@ -406,10 +411,12 @@ class Account(SharedRecord):
         )
 
     def _used_up(self, need: Amount) -> BudgetExceeded:
-        """Return the error of a request that what is left of the budget does not cover."""
+        """Count a refusal; return the error of a request that what is left of the budget does not cover."""
         metrics.BUDGET_REFUSALS.labels(self.id.scope).inc()
         kind = self._lacking(need)
-        maximum, used, needed = (getattr(amount, kind) for amount in (self.limit, self.taken, need))
+        maximum = getattr(self.limit, kind)
+        used = getattr(self.taken, kind)
+        needed = getattr(need, kind)
         renews = f"It renews at {self.period.renews}." if self.period.renews else "It does not renew."
         until = "before that" if self.period.renews else "in this session"
         detail = {
@@ -419,18 +426,22 @@ class Account(SharedRecord):
             "needed": needed,
             "renews_at": self.period.renews or None,
         }
-        if not self._refusal_logged:
-            self._refusal_logged = True
-            log.warning(
-                "the budget %s%s of project %s is used up", detail["budget"], self._tool_text, self.id.project,
-                extra={"action": "budget.exceeded", **self._log_fields(), **detail},
-            )  # fmt: skip
+        self._log_used_up(detail)
         return BudgetExceeded(
             f"The budget {self._owner_text} does not cover this call, so nothing was sent: {used:,} of {maximum:,} "
             f"{kind} are used or reserved, and it needs {needed:,}. {renews} Do not call again {until}; "
             "continue with what you have.",
             detail=detail,
         )
+
+    def _log_used_up(self, detail: dict[str, Any]) -> None:
+        if self._refusal_logged:
+            return
+        self._refusal_logged = True
+        log.warning(
+            "the budget %s%s of project %s is used up", detail["budget"], self._tool_text, self.id.project,
+            extra={"action": "budget.exceeded", **self._log_fields(), **detail},
+        )  # fmt: skip
 
     @property
     def _owner_text(self) -> str:
@@ -459,12 +470,13 @@ class Account(SharedRecord):
     def _warn(self) -> None:
         """Log that little is left; the record says that this was not logged before (`AccountRecord.warns`)."""
         metrics.BUDGET_WARNINGS.labels(self.id.scope).inc()
-        kinds = (
+        charged = self.record.charged
+        low = [
             kind
-            for kind, limit, used in zip(AccountLimit._fields, self.limit, self.record.charged, strict=True)
-            if limit is not None and AccountLimit(limit).reached(Amount(used, 0), WARN_PERCENT)
-        )
-        budget = " and ".join(f"{self.id.scope}_{kind}" for kind in kinds)
+            for kind in AccountLimit._fields
+            if reaches(getattr(self.limit, kind), getattr(charged, kind), WARN_PERCENT)
+        ]
+        budget = " and ".join(f"{self.id.scope}_{kind}" for kind in low)
         log.warning(
             "80 %% of the budget %s%s of project %s are used",  # WARN_PERCENT; docs/operations.md shows this text
             budget,

@@ -31,11 +31,13 @@ class AccountLimit(NamedTuple):
         return all(limit is None or taken <= limit for limit, taken in zip(self, amount, strict=True))
 
     def reached(self, amount: Amount, percent: int) -> bool:
-        """Return whether an amount, other than 0, has reached a percentage of the limit of any resource."""
-        for limit, taken in zip(self, amount, strict=True):
-            if limit is not None and taken > 0 and taken * 100 >= limit * percent:
-                return True
-        return False
+        """Return whether an amount has reached a percentage of the limit of any resource."""
+        return any(reaches(limit, taken, percent) for limit, taken in zip(self, amount, strict=True))
+
+
+def reaches(limit: int | None, taken: int, percent: int) -> bool:
+    """Return whether so much is taken, and not 0, that it is a percentage of a limit or more."""
+    return limit is not None and taken > 0 and taken * 100 >= limit * percent
 
 
 class OpenAttempt(NamedTuple):
