@@ -26,7 +26,8 @@ class CallsElsewhere:
 
     def __init__(self, waiting: dict[str, list[ReportedCalls]], turns: Turns) -> None:
         self._waiting = waiting
-        self._turns = turns.model_copy(deep=True)  # as they will be once the calls elsewhere have got their permits
+        # A copy: the turns as they will be once the calls elsewhere have got their permits.
+        self._turns = turns.model_copy(update={"ends": dict(turns.ends)})
         self._left_to_others = 0  # permits that the calls elsewhere get before the next one here
 
     def next_here(self, here: Mapping[str, float], has_room: Callable[[int], bool]) -> str | None:
