@@ -1,4 +1,8 @@
-"""Weighted fair queueing of projects, and of the agents of each: start-time fair queueing (Goyal et al., 1996)."""
+"""Weighted fair queueing of projects, and of the agents of each: start-time fair queueing (Goyal et al., 1996).
+
+`Turns` decides whose turn it is; `FairQueue` holds what waits, and asks it. The turns of projects that wait for a key
+are shared by all replicas (`quotas/limit_record.py`).
+"""
 
 from __future__ import annotations
 
@@ -17,9 +21,10 @@ from openapi_tool.protocol.projects import bare_project
 Item = TypeVar("Item")
 
 NO_WEIGHTS: Mapping[str, float] = MappingProxyType({})
-_MAX_ENDS = 500  # bounds the size of a shared record; above it only the later half is kept
-_CREDIT = 2.0  # requests that a project which waited little may send ahead of its turn
-Tag = Annotated[float, Field(ge=0, le=1e15)]
+_MAX_ENDS = 500  # projects in a shared record, to bound its size; above it, only the 250 latest ends are kept
+_CREDIT = 2.0  # requests that a project which has not sent for a while may send ahead of its turn
+VirtualTime = Annotated[float, Field(ge=0, le=1e15)]
+"""Time that advances by requests, not by seconds: a request of a project of weight 1 takes 1.0."""
 
 
 @lru_cache(maxsize=10_000)
@@ -29,23 +34,27 @@ def project_key(project: str) -> str:
 
 
 class Turns(BaseModel):
-    """Whose turn it is: that of the waiting project with the least `start`.
+    """Whose turn it is: that of the waiting project whose next turn has the earliest `start`, in virtual time.
 
-    To be served moves a project's next turn by cost / weight in virtual time. `time` is the latest start of a turn that
-    was served. A project that did not wait for a while begins `_CREDIT` before `time`, not earlier: if it asks for less
-    than its share, two or three of its requests that come together do not wait for those of busy projects. `ends` has
-    the end of the last turn of each project that has used some of its credit.
+    A turn lasts for the cost of its request divided by the weight of its project. The project's next turn begins when
+    its last one ends. So a project of weight 2 gets two turns in the time in which one of weight 1 gets one.
+
+    `time` is the latest start of a turn that was served: where the busy projects are. A project that has not sent for a
+    while begins `_CREDIT` before that, and no earlier. So it cannot save up turns. But if it sends less than its share,
+    two or three of its requests that come together need not wait for those of busy projects.
+
+    `ends` has the end of the last turn of each project for which that is later than `time - _CREDIT`.
     """
 
-    time: Tag = 0.0
-    ends: dict[str, Tag] = Field(default_factory=dict)
+    time: VirtualTime = 0.0
+    ends: dict[str, VirtualTime] = Field(default_factory=dict)
 
     def start(self, project: str) -> float:
         """Return when a project's next turn begins."""
         return max(self._earliest, self.ends.get(project, 0.0))
 
     def serve(self, project: str, cost: float) -> None:
-        """Serve a project; `cost` is that of its request divided by its weight."""
+        """Give a project its turn; `cost` is that of its request divided by the project's weight."""
         start = self.start(project)
         self.time = max(self.time, start)
         self.ends[project] = start + cost
@@ -54,11 +63,11 @@ class Turns(BaseModel):
             self.ends = {name: end for end, name in nlargest(_MAX_ENDS // 2, ahead)}
 
     def charge(self, project: str, cost: float) -> None:
-        """Correct the cost of a request that was served; a negative one is a refund, up to the credit."""
+        """Add to the cost of a request that was served; a negative cost is given back, as far as the credit goes."""
         self.ends[project] = max(self._earliest, self.start(project) + cost)
 
     def limit_ahead(self, most: float) -> None:
-        """Correct turns that are further ahead than `most`: those were forged, or are of another limit."""
+        """Move back turns that end more than `most` after `time`: they were forged, or another limit applied then."""
         self.ends = {name: min(end, self.time + most) for name, end in self.ends.items() if end > self._earliest}
 
     @property
@@ -67,13 +76,16 @@ class Turns(BaseModel):
 
 
 class FairQueue(Generic[Item]):
-    """Waiting items by project and agent; the agents of a project take turns. `weights` of projects are 1 by default.
+    """Waiting items by project and agent.
 
-    `turns` order the projects; a queue whose turns are shared with others gets them from there instead.
+    Projects take turns by their `weights`, which are 1 by default; the agents of one project take turns one by one.
+    `turns` are those of this queue. A user whose turns are shared with other processes decides by those instead, and
+    calls `pop` with the project.
     """
 
     def __init__(self, weights: Mapping[str, float] = NO_WEIGHTS) -> None:
         self._weights = weights
+        # By project and agent. The agents of a project are in the order of their turns: the next one is first.
         self._projects: dict[str, OrderedDict[str, deque[Item]]] = {}
         self._length = 0
         self.turns = Turns()
@@ -107,7 +119,7 @@ class FairQueue(Generic[Item]):
         self._length += 1
 
     def put_back(self, project: str, agent: str, item: Item) -> None:
-        """Enqueue an item that was popped, as the next of its project."""
+        """Enqueue an item that was popped again, as the next of its project."""
         agents = self._projects.setdefault(project, OrderedDict())
         agents.setdefault(agent, deque()).appendleft(item)
         agents.move_to_end(agent, last=False)
@@ -118,21 +130,21 @@ class FairQueue(Generic[Item]):
         return next(iter(self._projects[project].values()))[0]
 
     def of(self, project: str) -> Iterator[Item]:
-        """Return the items of a project, in their order."""
-        queues = deque(iter(waiting) for waiting in self._projects.get(project, {}).values())
-        while queues:
-            queue = queues.popleft()
-            for item in queue:  # only one, then one of the next agent; an empty queue is left out
+        """Return the items of a project in the order in which they would be popped: one of each agent, then again."""
+        agents = deque(iter(waiting) for waiting in self._projects.get(project, {}).values())
+        while agents:
+            items = agents.popleft()
+            item = next(items, None)
+            if item is not None:  # else this agent has no more
                 yield item
-                queues.append(queue)
-                break
+                agents.append(items)
 
     def next(
         self, may: Callable[[str], bool] = lambda _: True, rank: Callable[[str], float] = lambda _: 0.0
     ) -> str | None:
-        """Return the project whose turn it is, of those that `may` be served; None if there is none.
+        """Return the project whose turn it is; None if there is none.
 
-        Those of the lowest `rank` come first.
+        Only projects for which `may` is true are considered, and of these only those with the lowest `rank`.
         """
         candidates = filter(may, self._projects)
         return min(candidates, key=lambda name: (rank(name), self.turns.start(name)), default=None)

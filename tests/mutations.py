@@ -704,13 +704,13 @@ GATEWAY = (
         "tests/gateway/test_stdio.py::test_a_line_that_never_ends_takes_bounded_memory",
     ),
     Mutation(
-        "state/sqlite.py",
+        "state/sqlite_file.py",
         "path.chmod(0o600)",
         "path.chmod(0o644)",
         "tests/gateway/test_state_file.py::test_a_file_that_others_may_read_becomes_private",
     ),
     Mutation(
-        "state/sqlite.py",
+        "state/sqlite_file.py",
         'connection.execute("PRAGMA secure_delete = ON")',
         'connection.execute("PRAGMA secure_delete = OFF")',
         "tests/gateway/test_state_file.py::test_an_expired_text_leaves_no_byte",

@@ -34,7 +34,8 @@ from openapi_tool.quotas.charged import WithoutResult, charged, without_result
 from openapi_tool.quotas.periods import Period
 from openapi_tool.settings import given_values, load_settings
 from openapi_tool.settings.sources import SourceUnreadable
-from openapi_tool.state.sqlite import MEMORY, StateFile, StateUnusable, default_path
+from openapi_tool.state.sqlite import MEMORY, StateFile
+from openapi_tool.state.sqlite_file import StateUnusable, default_path
 from openapi_tool.tools.switches import SwitchRecordInvalid
 from openapi_tool.tools.wording import short
 

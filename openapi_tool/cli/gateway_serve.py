@@ -38,7 +38,7 @@ from openapi_tool.settings import Settings, SettingsError, load_settings
 from openapi_tool.settings.model import with_values
 from openapi_tool.settings.sources import use_settings_file
 from openapi_tool.shutdown import Shutdown, cancelled, end_process
-from openapi_tool.state.sqlite import StateUnusable
+from openapi_tool.state.sqlite_file import StateUnusable
 from openapi_tool.telemetry.health import Dependency, Health
 from openapi_tool.telemetry.health_server import health_server
 from openapi_tool.telemetry.logs import configure_logging, log_crash

@@ -31,7 +31,7 @@ from openapi_tool.settings import Settings, given_values, load_settings
 from openapi_tool.settings.sources import use_settings_file
 from openapi_tool.shutdown import end_process
 from openapi_tool.signals import ignore_meaningless
-from openapi_tool.state.sqlite import StateUnusable
+from openapi_tool.state.sqlite_file import StateUnusable
 from openapi_tool.telemetry.logs import configure_logging, log_crash
 from openapi_tool.telemetry.recent_warnings import RECENT_WARNINGS
 from openapi_tool.tools.wording import short

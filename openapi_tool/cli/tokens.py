@@ -22,7 +22,8 @@ from openapi_tool.gateway.state import TOKENS
 from openapi_tool.gateway.tokens import StoredTokens, TokenFile, TokensInvalid, TokenStore, id_of, new_token, shown
 from openapi_tool.nats_client.users import NatsUser
 from openapi_tool.protocol.errors import Unavailable
-from openapi_tool.state.sqlite import StateFile, StateUnusable
+from openapi_tool.state.sqlite import StateFile
+from openapi_tool.state.sqlite_file import StateUnusable
 
 if TYPE_CHECKING:
     from openapi_tool.bootstrap import Bootstrap

@@ -36,8 +36,9 @@ from openapi_tool.options.tools import ToolOptions
 from openapi_tool.protocol.attempts import UpstreamAttempt
 from openapi_tool.protocol.errors import ToolError, without_traceback
 from openapi_tool.quotas.budgets import Budgets, Reservation, Spender
-from openapi_tool.quotas.keys import KeyUse, RefusedKeys
+from openapi_tool.quotas.key_record import KeyUse
 from openapi_tool.quotas.permits import Permit, PermitRequest, Permits, Unlimited
+from openapi_tool.quotas.refused_keys import RefusedKeys
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.metrics import project_label
 from openapi_tool.telemetry.upstream_waits import UPSTREAM_WAITS

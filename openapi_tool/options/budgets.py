@@ -1,4 +1,4 @@
-"""Section `budgets` of the settings."""
+"""Section `budgets` of the settings: how many upstream requests and tokens callers may use."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from pydantic.dataclasses import dataclass as validated
 
 from openapi_tool.options.section import TERABYTE, Options
 
-BUDGETS = tuple(
-    f"{scope}_{unit}"
-    for scope in ("session", "agent_day", "project_day", "project_month")
-    for unit in ("requests", "tokens")
-)
-"""Names of all budgets, narrowest first."""
+SCOPES = ("session", "agent_day", "project_day", "project_month")
+"""What a budget is for, narrowest first: a session, an agent on one day, or a project on one day or in one month."""
+
+BUDGETS = tuple(f"{scope}_{kind}" for scope in SCOPES for kind in ("requests", "tokens"))
+"""Names of all budgets, such as `agent_day_requests`."""
 
 BudgetRequests = Annotated[int | None, Field(ge=0, le=1_000_000_000, description="Maximum upstream requests.")]
 BudgetTokens = Annotated[
@@ -39,7 +38,7 @@ class BudgetLimits(Options):
     project_month_tokens: BudgetTokens = None
 
     def of(self, scope: str) -> tuple[int | None, int | None]:
-        """Return requests and tokens of a scope such as `agent_day`."""
+        """Return the budgets of requests and of tokens for one of `SCOPES`."""
         return getattr(self, f"{scope}_requests"), getattr(self, f"{scope}_tokens")
 
     @property
@@ -77,9 +76,12 @@ class BudgetOptions(BudgetLimits):
         return name
 
     def for_project(self, project_id: str) -> BudgetLimits:
-        """Return the budgets of a project."""
+        """Return the budgets of a project: its own, and those of the section that it does not set."""
         own = self.projects.get(project_id)
         if own is None:
             return self
-        budgets = {name: getattr(own, name) for name in BUDGETS}
-        return BudgetLimits(**{name: getattr(self, name) if mine is None else mine for name, mine in budgets.items()})
+        found = {}
+        for name in BUDGETS:
+            budget = getattr(own, name)
+            found[name] = getattr(self, name) if budget is None else budget
+        return BudgetLimits(**found)

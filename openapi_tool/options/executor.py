@@ -1,4 +1,4 @@
-"""Section `executor` of the settings."""
+"""Section `executor` of the settings: how many calls run at the same time, and how long the steps around them take."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic.dataclasses import dataclass as validated
 
 from openapi_tool.options.section import Options, Seconds
 
-_MAX_HAND_BACK_S = 3.0
+_MAX_HAND_BACK_S = 3.0  # enough to cancel the calls that still run, and to hand their commands back
 
 
 @validated(frozen=True)
@@ -55,12 +55,12 @@ class ExecutorOptions(Options):
 
     @property
     def hand_back_s(self) -> float:
-        """Last seconds of a drain, in which no call runs any more (`shutdown.py`)."""
+        """Last seconds of a drain (`shutdown.py`): calls are cancelled at their begin, and commands handed back."""
         return min(_MAX_HAND_BACK_S, self.drain_timeout_s / 2)
 
     @property
     def commit_grace_s(self) -> float:
-        """First part of `hand_back_s`: after its cancellation a call may commit its result and publish the doorbell."""
+        """First part of `hand_back_s`, in which a cancelled call that has a result may commit and announce it."""
         return self.hand_back_s / 3
 
     @model_validator(mode="after")

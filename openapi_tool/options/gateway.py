@@ -14,6 +14,7 @@ from openapi_tool.options.oauth import OauthOptions
 from openapi_tool.options.section import CallSeconds, HostNames, Options, Seconds, split
 from openapi_tool.urls import checked_address
 
+# A scheme, a host (name, IPv4 address or IPv6 address in brackets), and perhaps a port.
 _ORIGIN = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 
 

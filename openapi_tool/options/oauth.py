@@ -27,7 +27,7 @@ Claim = Annotated[str, Field(min_length=1, max_length=200)]
 
 @validated(frozen=True)
 class OauthOptions(Options):
-    """Access tokens (JWT, RS256 or ES256) of an external issuer, beside those of `openapi-tool tokens`."""
+    """Access tokens of an external issuer (JWT, signed by RS256 or ES256), beside those of `openapi-tool tokens`."""
 
     issuer: Annotated[Url, Field(description="Issuer, as in the claim `iss`.")]
     jwks_url: Annotated[

@@ -45,11 +45,15 @@ class PostgresOptions(Options):
 
 @validated(frozen=True)
 class PoolOptions:
-    """Database of a kernel of this version."""
+    """What a connection pool needs: the database, and the `version` of the kernel that its tables are of.
+
+    With `inspect_on_connect`, a database in which calls cannot be committed is refused. Commands that only read do not
+    need that.
+    """
 
     version: str
     postgres: PostgresOptions
-    inspect_on_connect: bool = True  # refuse a database in which calls cannot be committed; not for read-only commands
+    inspect_on_connect: bool = True
 
     @property
     def dsn(self) -> str:
@@ -58,5 +62,5 @@ class PoolOptions:
 
     @property
     def where(self) -> str:
-        """Return hosts, ports and database."""
+        """Return hosts, ports and database, as messages name them."""
         return self.postgres.parsed.where

@@ -1,4 +1,8 @@
-"""Base class and types of settings sections."""
+"""Base class and types of settings sections, and checks of their values.
+
+`Options` is the base class. `Seconds`, `CallSeconds`, `File` and `HostNames` are types of values. Errors name no value,
+as it may be a secret.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +16,19 @@ from pydantic_settings import NoDecode
 
 from openapi_tool.files import MAX_CERTIFICATES_BYTES, check_regular_file
 
-_UNUSABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-_MAX_CHARS = 16_000
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+"""Name of an environment variable."""
 
 TERABYTE = 1_000_000_000_000
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
+"""Time limit or interval of at most one day."""
+
 CallSeconds = Annotated[float, Field(ge=1, le=86_400)]
+"""Time limit of a call: in less than one second, hardly any call could get a response."""
+
+_UNUSABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters, and halves of UTF-16 pairs
+_MAX_CHARS = 16_000  # of a text; no setting needs more
+_HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")  # a name, an IPv4 address, or an IPv6 address in brackets
 
 
 def _check_file(path: Path) -> Path:
@@ -30,13 +40,14 @@ def _check_file(path: Path) -> Path:
 
 
 File = Annotated[Path, AfterValidator(_check_file)]
+"""Regular file of at most `MAX_CERTIFICATES_BYTES`: it contains certificates, a key or credentials."""
 
 
 def check_one_line(value: Any) -> Any:
-    """Return a value with its text stripped.
+    """Return a value; a text is returned without blanks at its ends.
 
-    Raises ValueError for over 16,000 characters, control characters and invalid UTF-8: drivers would send them, or show
-    the value in an error.
+    Raises ValueError if a text in it has more than 16,000 characters, a control character or invalid UTF-8: drivers
+    would send such texts, or show them in an error.
     """
     value = value.strip() if isinstance(value, str) else value
     if any(len(text) > _MAX_CHARS for text in _texts(value)):
@@ -47,12 +58,14 @@ def check_one_line(value: Any) -> Any:
 
 
 def _texts(value: Any) -> Iterator[str]:
+    """Yield all texts in a value, also the keys of mappings."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, SecretStr):
         yield value.get_secret_value()
     elif isinstance(value, Mapping):
-        for item in (*value, *value.values()):  # one frame for each level: values may be deeply nested
+        # Values may be deeply nested: a generator within this call would take a second stack frame at each level.
+        for item in (*value, *value.values()):
             yield from _texts(item)
     elif isinstance(value, list | tuple):
         for item in value:
@@ -68,9 +81,6 @@ def split(value: object) -> object:
     return tuple(part.strip() for part in value.split(",") if part.strip())
 
 
-_HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")
-
-
 def _check_hosts(hosts: tuple[str, ...]) -> tuple[str, ...]:
     if not all(map(_HOST.fullmatch, hosts)):
         raise ValueError("must be host names without scheme, port and path, such as tools.example.org")
@@ -78,10 +88,11 @@ def _check_hosts(hosts: tuple[str, ...]) -> tuple[str, ...]:
 
 
 HostNames = Annotated[tuple[str, ...], NoDecode, BeforeValidator(split), AfterValidator(_check_hosts)]
+"""Host names in lower case; comma-separated in the environment."""
 
 
 class Options:
-    """Base class of these sections: refuses unknown keys and unusable texts."""
+    """Base class of the sections: refuses unknown keys, and texts that `check_one_line` refuses."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", hide_input_in_errors=True)
 

@@ -1,4 +1,4 @@
-"""Section `tools` of the settings, without the secrets of tools."""
+"""Section `tools` of the settings, without the secrets of tools (`tools/secret_variables.py`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic.dataclasses import dataclass as validated
 
 from openapi_tool.options.section import CallSeconds, Options
 
-MIN_MAX_TOKENS = 500
+MIN_MAX_TOKENS = 500  # least limit of the tokens of a page, also for the parameter `maxTokens` (`jina/parameters.py`)
 
 
 @validated(frozen=True)

@@ -1,4 +1,8 @@
-"""Account of a budget in this process: requests that wait for a reservation, and requests that have one."""
+"""Account of a budget in this process: requests that wait for a reservation, and requests that have one.
+
+`Budgets` opens the accounts that a call is charged to. All replicas share an account by its record (`account_record`),
+which `Account` writes as `shared_record` describes. The texts for models and logs are at the end.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from openapi_tool.protocol.errors import BudgetExceeded, ToolTimeout
-from openapi_tool.quotas.account_record import WARN_PERCENT, AccountLimit, AccountRecord, parse, unused
+from openapi_tool.quotas.account_record import WARN_PERCENT, AccountLimit, AccountRecord, parse, reaches, unused
 from openapi_tool.quotas.amounts import NOTHING, Amount, Attempt
 from openapi_tool.quotas.periods import Period
 from openapi_tool.quotas.shared_record import SharedRecord
@@ -23,21 +27,21 @@ from openapi_tool.tools.deadlines import Deadline
 
 log = logging.getLogger(__name__)
 
-_OWNER_TEXT = {
+_OWNER_TEXT = {  # by scope
     "session": "of this session",
     "agent_day": "of this agent for today",
     "project_day": "of this project for today",
     "project_month": "of this project for this month",
 }
-SCOPES = tuple(_OWNER_TEXT)  # narrowest first
-_NEARLY_USED_PERCENT = 90  # at which results get a note for the model; the log warns at 80
+_NEARLY_USED_PERCENT = 90  # used, at which results get a note for the model; the log warns at WARN_PERCENT
 _WAIT_S = 1.0  # between two reads of a record while requests wait for reservations of other replicas
 
 
 class AccountId(NamedTuple):
-    """Scope and owner of an account: `owner` is an agent or session, empty for a project.
+    """What an account is for.
 
-    `tool` is the tool whose definition sets the budget, else empty. `project` is named as in the records
+    `scope` is one of `SCOPES` in `options/budgets.py`. `owner` is an agent or a session, empty for a project. `tool` is
+    the tool whose definition sets the budget, empty for a budget of the settings. `project` is named as in the records
     (`quota_project`).
     """
 
@@ -59,7 +63,10 @@ class AccountId(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """Request that waits for its reservation: until `latest` for reservations of others to end."""
+    """Request that waits for its reservation in one account.
+
+    If others have reserved what it needs, it waits for them until `latest` (server time).
+    """
 
     attempt: Attempt
     latest: float
@@ -92,10 +99,10 @@ class Sharing:
 
 
 class Account(SharedRecord):
-    """Account. `on_write` is called after each write of the record."""
+    """One account for one period, and its budget `limit`. `on_write` is called after each write of the record."""
 
     record: AccountRecord
-    restores = False  # a replica whose clock is ahead has charged it
+    restores = False  # an attempt that is no longer in the record was charged by a replica, as its time was over
 
     def __init__(
         self,
@@ -116,10 +123,14 @@ class Account(SharedRecord):
         self._sharing = sharing
         self._on_write = on_write
         self._waiting: list[_Request] = []
-        self._granted: list[_Request] = []  # by `apply`
-        self._refused: list[_Request] = []  # by `apply`
-        self._wrote = self._warns = False
-        self._refusal_logged = self._unreadable_logged = False
+        # Of the last `apply`, for `confirm`.
+        self._granted: list[_Request] = []
+        self._refused: list[_Request] = []
+        self._wrote = False
+        self._warns = False
+        # Each is logged once.
+        self._refusal_logged = False
+        self._unreadable_logged = False
 
     async def reserve(self, need: Amount, deadline: Deadline, latest: float) -> Attempt:
         """Reserve an amount for an attempt; wait until `latest` (server time) for what others have reserved.
@@ -130,11 +141,11 @@ class Account(SharedRecord):
         request = _Request(attempt, latest, asyncio.get_running_loop().create_future())
         self._waiting.append(request)
         self.wake()
-        reserved = False
+        has_reservation = False
         try:
             async with deadline.limit():
                 await request.reserved
-            reserved = True
+            has_reservation = True
         except TimeoutError:
             if not self.limit.covers(self.taken.plus(need)):
                 raise self._held(need) from None
@@ -143,12 +154,12 @@ class Account(SharedRecord):
             if request in self._waiting:
                 self._waiting.remove(request)
             request.reserved.cancel()
-            if not reserved and attempt.id in self.attempts:  # the call was cancelled in that moment
+            if not has_reservation and attempt.id in self.attempts:  # the call was cancelled as it got it
                 self.settle(attempt, NOTHING)
         return attempt
 
     def settle(self, attempt: Attempt, cost: Amount) -> None:
-        """Replace a reserved amount by the cost; NOTHING: not sent."""
+        """Replace the reserved amount of an attempt by its cost; NOTHING: it was not sent."""
         if attempt.cost is None:
             attempt.cost = cost
             self.wake_soon()
@@ -165,10 +176,67 @@ class Account(SharedRecord):
         """Return whether nothing runs, waits or must be written."""
         return not (self.attempts or self._waiting or self.outage) and self.is_idle
 
-    # The record.
+    # What is left.
+
+    @property
+    def taken(self) -> Amount:
+        """What is used or reserved, as far as known: by the record, and by attempts here that are not in it yet."""
+        taken = self.record.charged.plus(self.record.reserved)
+        for attempt in self.attempts.values():
+            if attempt.id not in self.record.open:
+                taken = taken.plus(attempt.cost or attempt.need)
+            elif attempt.cost is not None:  # the record still has what it reserved
+                taken = taken.plus(attempt.cost).minus(attempt.need)
+        return taken
+
+    def left(self) -> dict[str, Any]:
+        """Return what is left of each limited resource, as far as known, and when the budget renews."""
+        found: dict[str, Any] = {}
+        for kind, limit, taken in zip(AccountLimit._fields, self.limit, self.taken, strict=True):
+            if limit is not None:
+                found[kind] = limit
+                found[f"{kind}_left"] = max(0, limit - taken)
+        if self.period.renews:
+            found["renews_at"] = self.period.renews
+        return found
+
+    @property
+    def note(self) -> str:
+        """Text for the model if less than a tenth is left, else empty."""
+        if not self.limit.reached(self.taken, _NEARLY_USED_PERCENT):
+            return ""
+        left = self.left()
+        limited = [kind for kind in AccountLimit._fields if kind in left]
+        rests = " and ".join(f"{left[f'{kind}_left']:,} of {left[kind]:,} {kind}" for kind in limited)
+        renews = f"; it renews at {self.period.renews}" if self.period.renews else ""
+        return f"[The budget {self._owner_text} is nearly used up: {rests} are left{renews}.]"
+
+    @property
+    def used_fraction(self) -> float:
+        """Used fraction of the resource of which the larger part is used; above 1 if more than the limit was used."""
+        pairs = zip(self.taken, self.limit, strict=True)
+        return max((taken / max(1, limit) for taken, limit in pairs if limit is not None), default=0.0)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the state for `openapi-tool budgets`; `lost` are estimated uses of processes that died."""
+        record = self.record
+        return {
+            **self.id.labels(),
+            "period": self.period.name,
+            **self.left(),
+            "requests_used": record.used.requests,
+            "tokens_used": record.used.tokens,
+            "requests_lost": record.lost.requests,
+            "tokens_lost": record.lost.tokens,
+            "share": round(self.used_fraction, 4),
+            "offline": bool(self.outage),
+            "at": datetime.fromtimestamp(self.now(), UTC).isoformat(timespec="seconds"),
+        }
+
+    # The record (`SharedRecord`).
 
     def decode(self, value: bytes | None) -> bool:
-        """See `SharedRecord`."""
+        """Use a stored record of the account."""
         record = parse(value)
         self.record = record or unused(self.id.labels())
         if record is None and value is not None and not self._unreadable_logged:
@@ -177,7 +245,7 @@ class Account(SharedRecord):
         return record is not None
 
     def apply(self, now: float) -> bool:
-        """See `SharedRecord`."""
+        """Charge what has expired or ended, and reserve for the requests that wait."""
         changed = self.record.expire(now)
         changed |= self.store_attempts(now)
         changed |= self._reserve(now)
@@ -188,32 +256,35 @@ class Account(SharedRecord):
         return changed
 
     def reserve_attempt(self, attempt: Attempt) -> None:
-        """See `SharedRecord`."""
+        """Reserve what the attempt is expected to cost."""
         self.record.reserve(attempt)
 
     def settle_attempt(self, name: str, cost: Amount) -> None:
-        """See `SharedRecord`."""
+        """Charge the attempt's cost instead of what it reserved."""
         self.record.settle(name, cost)
 
     def settle_missing(self, attempt: Attempt) -> bool:
-        """See `SharedRecord`."""
+        """Charge the attempt's cost; without one, what it was to reserve.
+
+        If the attempt was stored, a replica has charged what it reserved (`AccountRecord.expire`). Then only the tokens
+        beyond that are charged.
+        """
         cost = attempt.need if attempt.cost is None else attempt.cost
-        if attempt.stored:  # it is charged what it reserved
+        if attempt.stored:
             cost = Amount(0, max(0, cost.tokens - attempt.need.tokens))
         self.record.add(cost)
         return cost != NOTHING
 
     def confirm(self) -> None:
-        """See `SharedRecord`."""
+        """Tell the requests that they have their reservation, or get none."""
         self._sharing.end_outage()
         for request in self._granted:
             request.attempt.stored = True
             self._grant(request)
         for request in self._refused:
-            need = request.attempt.need
-            is_held = self.limit.covers(self.record.charged.plus(need))
-            self._end(request, self._held(need) if is_held else self._refusal(need))
-        self._granted, self._refused = [], []
+            self._refuse(request, self._error_of(request.attempt.need))
+        self._granted = []
+        self._refused = []
         if self._wrote:
             self._on_write(self)
         if self._warns:
@@ -221,25 +292,28 @@ class Account(SharedRecord):
             self._warn()
 
     def abort(self) -> None:
-        """See `SharedRecord`."""
-        self._granted, self._refused, self._warns = [], [], False
+        """Let the requests wait on: none of them has an answer."""
+        self._granted = []
+        self._refused = []
+        self._warns = False
 
     def next_s(self) -> float | None:
-        """See `SharedRecord`."""
-        if self._waiting:
-            self.must_read()
-            return max(0.0, min(_WAIT_S, min(request.latest for request in self._waiting) - self.now()))
-        return None
+        """Return when to read the record again while requests wait: others may have ended."""
+        if not self._waiting:
+            return None
+        self.must_read()
+        next_latest = min(request.latest for request in self._waiting)
+        return max(0.0, min(_WAIT_S, next_latest - self.now()))
 
     def _reserve(self, now: float) -> bool:
-        """Reserve for waiting requests in their order.
+        """Reserve for waiting requests in their order; return whether the record changed.
 
-        Refuse those for which nothing that may be freed would do, or that have waited for it until their latest time.
+        A request that the rest does not cover waits for others to end, as they may cost less than they have reserved.
+        It is refused if that cannot suffice, or at its latest time.
         """
         record = self.record
-        self._granted, self._refused = [], []
-        taken = record.charged.plus(record.reserved)
         charged = record.charged
+        taken = charged.plus(record.reserved)
         for request in self._waiting:
             need = request.attempt.need
             if request.reserved.done():
@@ -253,81 +327,82 @@ class Account(SharedRecord):
         return bool(self._granted)
 
     def _grant(self, request: _Request) -> None:
+        """Tell a request that it has its reservation."""
         self.attempts[request.attempt.id] = request.attempt
         if request in self._waiting:
             self._waiting.remove(request)
-        if request.reserved.done():  # cancelled meanwhile
+        if request.reserved.done():  # the call was cancelled meanwhile
             self.settle(request.attempt, NOTHING)
         else:
             request.reserved.set_result(None)
 
-    def _end(self, request: _Request, error: Exception) -> None:
+    def _refuse(self, request: _Request, error: BudgetExceeded) -> None:
         if request in self._waiting:
             self._waiting.remove(request)
         if not request.reserved.done():
             request.reserved.set_exception(error)
 
-    # Without the store.
+    # Without the store (`SharedRecord`).
 
     def begin_outage(self) -> None:
-        """See `SharedRecord`."""
+        """Tell that accounts are not shared now."""
         self._sharing.begin_outage(self.outage)
 
     def decide_offline(self) -> None:
-        """See `SharedRecord`: an equal part of what was left of the budget."""
+        """Grant or refuse each waiting request: this replica uses an equal part of what the last record leaves."""
         record = self.record
-        rest = record.charged.plus(record.reserved)
+        taken = record.charged.plus(record.reserved)
         parts = len({self.replica, *record.replicas})
-        own = NOTHING
-        for attempt in self.attempts.values():
-            if attempt.id not in record.open:
-                own = own.plus(attempt.cost or attempt.need)
+        own = self._used_here()
         for request in list(self._waiting):
-            used = own.plus(request.attempt.need)
-            if self.limit.covers(rest.plus(Amount(used.requests * parts, used.tokens * parts))):
-                own = used
+            own_with_request = own.plus(request.attempt.need)
+            of_all_parts = Amount(own_with_request.requests * parts, own_with_request.tokens * parts)
+            if self.limit.covers(taken.plus(of_all_parts)):
+                own = own_with_request
                 self._grant(request)
             else:
-                self._end(request, self._refusal(request.attempt.need))
+                self._refuse(request, self._used_up(request.attempt.need))
 
-    # Texts.
-
-    @property
-    def taken(self) -> Amount:
-        """Known uses and reservations of all replicas."""
-        taken = self.record.charged.plus(self.record.reserved)
+    def _used_here(self) -> Amount:
+        """Return what this replica uses that the last known record does not contain."""
+        used = NOTHING
         for attempt in self.attempts.values():
             if attempt.id not in self.record.open:
-                taken = taken.plus(attempt.cost or attempt.need)
-            elif attempt.cost is not None:
-                taken = taken.plus(attempt.cost).minus(attempt.need)
-        return taken
+                used = used.plus(attempt.cost or attempt.need)
+        return used
+
+    # Errors and log lines.
+
+    def _error_of(self, need: Amount) -> BudgetExceeded:
+        """Return the error of a request that gets no reservation."""
+        would_be_covered = self.limit.covers(self.record.charged.plus(need))  # if nothing was reserved
+        return self._held(need) if would_be_covered else self._used_up(need)
 
     def _lacking(self, need: Amount) -> str:
-        """Return the resource of which too little is left."""
+        """Return the resource of which too little is left; if that is so of both, `requests`."""
         limit = self.limit
         taken = self.taken
         exceeds_requests = limit.requests is not None and taken.requests + need.requests > limit.requests
         return "requests" if exceeds_requests or limit.tokens is None else "tokens"
 
     def _held(self, need: Amount) -> BudgetExceeded:
-        """Return the error of a request for which requests that have not ended leave too little."""
+        """Count a refusal; return the error of a request for which too little is left until others have ended."""
         metrics.BUDGET_REFUSALS.labels(self.id.scope).inc()
         kind = self._lacking(need)
-        record = self.record
-        maximum, taken, used, needed = (
-            getattr(amount, kind) for amount in (self.limit, self.taken, record.charged, need)
-        )
-        seconds = max(1, math.ceil(record.held_until(self.limit, need) - self.now()))
+        maximum = getattr(self.limit, kind)
+        used = getattr(self.record.charged, kind)
+        reserved = getattr(self.taken, kind) - used
+        needed = getattr(need, kind)
+        seconds = max(1, math.ceil(self.record.held_until(self.limit, need) - self.now()))
         return BudgetExceeded(
             f"The budget {self._owner_text} is held by requests that have not ended, so nothing was sent: {used:,} of "
-            f"{maximum:,} {kind} are used, {taken - used:,} are reserved for them, and this call needs {needed:,}. "
+            f"{maximum:,} {kind} are used, {reserved:,} are reserved for them, and this call needs {needed:,}. "
             f"Call again in {seconds} s: what has not ended by then counts as used.",
             detail={
                 "budget": f"{self.id.scope}_{kind}",
                 "limit": maximum,
                 "used": used,
-                "reserved": taken - used,
+                "reserved": reserved,
                 "needed": needed,
                 "retry_after_s": seconds,
             },
@@ -335,10 +410,13 @@ class Account(SharedRecord):
             retry_after=float(seconds),
         )
 
-    def _refusal(self, need: Amount) -> BudgetExceeded:
+    def _used_up(self, need: Amount) -> BudgetExceeded:
+        """Count a refusal; return the error of a request that what is left of the budget does not cover."""
         metrics.BUDGET_REFUSALS.labels(self.id.scope).inc()
         kind = self._lacking(need)
-        maximum, used, needed = (getattr(amount, kind) for amount in (self.limit, self.taken, need))
+        maximum = getattr(self.limit, kind)
+        used = getattr(self.taken, kind)
+        needed = getattr(need, kind)
         renews = f"It renews at {self.period.renews}." if self.period.renews else "It does not renew."
         until = "before that" if self.period.renews else "in this session"
         detail = {
@@ -348,18 +426,22 @@ class Account(SharedRecord):
             "needed": needed,
             "renews_at": self.period.renews or None,
         }
-        if not self._refusal_logged:
-            self._refusal_logged = True
-            log.warning(
-                "the budget %s%s of project %s is used up", detail["budget"], self._tool_text, self.id.project,
-                extra={"action": "budget.exceeded", **self._log_fields(), **detail},
-            )  # fmt: skip
+        self._log_used_up(detail)
         return BudgetExceeded(
             f"The budget {self._owner_text} does not cover this call, so nothing was sent: {used:,} of {maximum:,} "
             f"{kind} are used or reserved, and it needs {needed:,}. {renews} Do not call again {until}; "
             "continue with what you have.",
             detail=detail,
         )
+
+    def _log_used_up(self, detail: dict[str, Any]) -> None:
+        if self._refusal_logged:
+            return
+        self._refusal_logged = True
+        log.warning(
+            "the budget %s%s of project %s is used up", detail["budget"], self._tool_text, self.id.project,
+            extra={"action": "budget.exceeded", **self._log_fields(), **detail},
+        )  # fmt: skip
 
     @property
     def _owner_text(self) -> str:
@@ -386,15 +468,17 @@ class Account(SharedRecord):
             )
 
     def _warn(self) -> None:
+        """Log that little is left; the record says that this was not logged before (`AccountRecord.warns`)."""
         metrics.BUDGET_WARNINGS.labels(self.id.scope).inc()
-        kinds = (
+        charged = self.record.charged
+        low = [
             kind
-            for kind, limit, used in zip(AccountLimit._fields, self.limit, self.record.charged, strict=True)
-            if limit is not None and AccountLimit(limit).reached(Amount(used, 0), WARN_PERCENT)
-        )
-        budget = " and ".join(f"{self.id.scope}_{kind}" for kind in kinds)
+            for kind in AccountLimit._fields
+            if reaches(getattr(self.limit, kind), getattr(charged, kind), WARN_PERCENT)
+        ]
+        budget = " and ".join(f"{self.id.scope}_{kind}" for kind in low)
         log.warning(
-            "80 %% of the budget %s%s of project %s are used",  # WARN_PERCENT
+            "80 %% of the budget %s%s of project %s are used",  # WARN_PERCENT; docs/operations.md shows this text
             budget,
             self._tool_text,
             self.id.project,
@@ -405,46 +489,3 @@ class Account(SharedRecord):
         scope, project, owner, tool = self.id
         agent = {"agent_id": owner} if scope == "agent_day" else {}
         return {"scope": scope, "project_id": project, **agent, "tool_name": tool}
-
-    def left(self) -> dict[str, Any]:
-        """Return the rest of each limited resource, as far as known, and when the budget renews."""
-        found: dict[str, Any] = {}
-        for kind, limit, taken in zip(AccountLimit._fields, self.limit, self.taken, strict=True):
-            if limit is not None:
-                found[kind] = limit
-                found[f"{kind}_left"] = max(0, limit - taken)
-        if self.period.renews:
-            found["renews_at"] = self.period.renews
-        return found
-
-    @property
-    def note(self) -> str:
-        """Text for the model if less than a tenth is left, else empty."""
-        if not self.limit.reached(self.taken, _NEARLY_USED_PERCENT):
-            return ""
-        left = self.left()
-        named = (f"{left[f'{kind}_left']:,} of {left[kind]:,} {kind}" for kind in AccountLimit._fields if kind in left)
-        renews = f"; it renews at {self.period.renews}" if self.period.renews else ""
-        return f"[The budget {self._owner_text} is nearly used up: {' and '.join(named)} are left{renews}.]"
-
-    @property
-    def used_fraction(self) -> float:
-        """Used fraction, above 1 if more was used."""
-        pairs = zip(self.taken, self.limit, strict=True)
-        return max((taken / max(1, limit) for taken, limit in pairs if limit is not None), default=0.0)
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return the state for `openapi-tool budgets`; `used` are uses, `lost` those of runs that died."""
-        record = self.record
-        return {
-            **self.id.labels(),
-            "period": self.period.name,
-            **self.left(),
-            "requests_used": record.used.requests,
-            "tokens_used": record.used.tokens,
-            "requests_lost": record.lost.requests,
-            "tokens_lost": record.lost.tokens,
-            "share": round(self.used_fraction, 4),
-            "offline": bool(self.outage),
-            "at": datetime.fromtimestamp(self.now(), UTC).isoformat(timespec="seconds"),
-        }

@@ -1,6 +1,6 @@
 """Shared record of one account (ADR 10): what a session, agent or project has used of its budget for a day or month.
 
-No I/O; every time is the server's, in seconds since the epoch.
+`Account` of each replica reads, changes and writes it. No I/O; every time is the server's, in seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from openapi_tool.quotas.amounts import NOTHING, Amount, Attempt, Time, Use
 from openapi_tool.quotas.limit_record import MAX_CALL_S, MAX_REPLICAS
 
 REPLICA_S = 300.0  # from its last report until a replica is removed
-MAX_OPEN = 4_000  # attempts; a record may have 256 KiB
+MAX_OPEN = 4_000  # attempts; so the record stays below the 256 KiB that its bucket accepts
 WARN_PERCENT = 80  # used, at which a warning is logged
 
 Name = Annotated[str, Field(max_length=100)]
@@ -31,14 +31,17 @@ class AccountLimit(NamedTuple):
         return all(limit is None or taken <= limit for limit, taken in zip(self, amount, strict=True))
 
     def reached(self, amount: Amount, percent: int) -> bool:
-        """Return whether an amount has reached a percentage of any resource."""
-        return any(
-            limit is not None and 0 < taken * 100 >= limit * percent for limit, taken in zip(self, amount, strict=True)
-        )
+        """Return whether an amount has reached a percentage of the limit of any resource."""
+        return any(reaches(limit, taken, percent) for limit, taken in zip(self, amount, strict=True))
+
+
+def reaches(limit: int | None, taken: int, percent: int) -> bool:
+    """Return whether so much is taken, and not 0, that it is a percentage of a limit or more."""
+    return limit is not None and taken > 0 and taken * 100 >= limit * percent
 
 
 class OpenAttempt(NamedTuple):
-    """Attempt whose cost is not known yet."""
+    """Attempt whose cost is not known yet: what it reserves, and `until` when it has ended for certain."""
 
     requests: Use
     tokens: Use
@@ -51,10 +54,14 @@ class OpenAttempt(NamedTuple):
 
 
 class AccountRecord(BaseModel):
-    """Uses of an account. `lost` are those of attempts that nobody settled, as their process died: estimates.
+    """Uses of an account.
 
-    `replicas` are the times of their last reports. `warned`: the warning was logged. `about` describes the account to
-    people who read the bucket. `used` has no default: a stored record without it would be that of an unused account.
+    `used` is the cost of attempts that have ended. `lost` is the expected cost of attempts that nobody settled in time,
+    as their process died. `open` has the attempts that run, by their ids. `replicas` has the time at which each replica
+    last wrote the record. `warned` says whether a replica has logged that little is left. `about` describes the account
+    to people who read the bucket.
+
+    `used` has no default: otherwise a damaged record without it would be read as that of an unused account.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -69,13 +76,14 @@ class AccountRecord(BaseModel):
 
     @property
     def charged(self) -> Amount:
-        """What is used for certain, or for all that is known."""
+        """What no settlement will reduce: known costs, and expected ones of attempts that nobody settled."""
         return self.used.plus(self.lost)
 
     @property
     def reserved(self) -> Amount:
-        """Estimates of the attempts that run."""
-        return Amount(sum(one.requests for one in self.open.values()), sum(one.tokens for one in self.open.values()))
+        """Expected cost of the attempts that run."""
+        attempts = self.open.values()
+        return Amount(sum(one.requests for one in attempts), sum(one.tokens for one in attempts))
 
     @property
     def room(self) -> int:
@@ -87,23 +95,30 @@ class AccountRecord(BaseModel):
         self.open[attempt.id] = OpenAttempt(*attempt.need, round(attempt.until, 1))
 
     def settle(self, name: str, cost: Amount) -> None:
-        """Replace what an attempt reserved by its cost."""
+        """Replace what the attempt with the id `name` reserved by its cost."""
         del self.open[name]
         self.add(cost)
 
     def add(self, cost: Amount) -> None:
-        """Add a cost."""
+        """Charge a cost."""
         self.used = Amount(max(0, self.used.requests + cost.requests), max(0, self.used.tokens + cost.tokens))
 
     def expire(self, now: float) -> bool:
-        """Charge attempts that nobody has settled in time; return whether there were any."""
+        """Charge attempts that nobody has settled in time; return whether there were any.
+
+        No replica reserves for longer than `MAX_CALL_S`: an attempt with a later end is forged, and charged at once.
+        """
         lost = [name for name, one in self.open.items() if not now < one.until < now + MAX_CALL_S]
         for name in lost:
             self.lost = self.lost.plus(self.open.pop(name).need)
         return bool(lost)
 
     def held_until(self, limit: AccountLimit, need: Amount) -> float:
-        """Return when too little is left for `need` for good if nobody settles an attempt before."""
+        """Return when it is certain whether the budget covers `need`, if nobody settles an attempt before.
+
+        Attempts that nobody settles are charged at their ends, one after another. Once what is charged leaves too
+        little for `need`, no later settlement helps. Without such a moment, the result is the end of the last attempt.
+        """
         charged = self.charged
         until = 0.0
         for one in sorted(self.open.values(), key=lambda one: one.until):
@@ -114,13 +129,13 @@ class AccountRecord(BaseModel):
         return until
 
     def report(self, replica: str, now: float) -> None:
-        """Record that a replica uses the account."""
+        """Record that a replica uses the account, and forget replicas that have not for `REPLICA_S`."""
         self.replicas[replica] = round(now, 1)
         newest = sorted(self.replicas.items(), key=lambda item: item[1])[-MAX_REPLICAS:]
         self.replicas = {name: min(at, now) for name, at in newest if at > now - REPLICA_S}
 
     def warns(self, limit: AccountLimit) -> bool:
-        """Return whether to log that little is left, once."""
+        """Return whether to log now that little is left: once for each account."""
         warns = not self.warned and limit.reached(self.charged, WARN_PERCENT)
         self.warned |= warns
         return warns
@@ -132,7 +147,7 @@ def unused(about: Mapping[str, str]) -> AccountRecord:
 
 
 def from_version_1(stored: bytes) -> bytes | None:
-    """Return the record of an earlier version with what was used and reserved, None for anything else."""
+    """Return a record of version 1 in the present form, all that was reserved as used; None for anything else."""
     try:
         earlier = _Version1.model_validate_json(stored)
     except ValidationError:
@@ -145,10 +160,14 @@ def from_version_1(stored: bytes) -> bytes | None:
 
 
 class _Share1(BaseModel):
+    """Part of a budget that a replica has reserved for its requests."""
+
     reserved: Amount
 
 
 class _Version1(BaseModel):
+    """Record of version 1, in which replicas reserved shares of the budget, and not each attempt an amount."""
+
     version: Literal[1]
     used: Amount
     shares: dict[str, _Share1]

@@ -11,11 +11,15 @@ Time = Annotated[float, Field(ge=0, le=1e12)]
 """Server time in a record, in seconds since the epoch."""
 
 Number = Annotated[int, Field(ge=-(2**53), le=2**53, strict=True)]
+"""Integer in a record, small enough that each reader of JSON reads it exactly, also one that uses floats."""
+
 Use = Annotated[int, Field(ge=0, le=2**53, strict=True)]
+"""Number of requests or tokens in the record of an account. A negative one, which could be forged, would lift a
+budget."""
 
 
 class Amount(NamedTuple):
-    """Upstream requests and tokens; those of a record are not negative: forged ones would lift a budget."""
+    """Upstream requests and tokens."""
 
     requests: Use
     tokens: Use
@@ -36,8 +40,9 @@ NOTHING = Amount(0, 0)
 class Attempt:
     """One attempt to send one request of a call; `id` is unique among all replicas.
 
-    It reserves `need`, from `at` on. `until` is the latest time at which it may still run; both are server times.
-    `stored`: the shared record is known to contain it. `cost`: what it cost in the end; NOTHING if it was not sent.
+    It reserves the amount `need` from the time `at` on, and has ended at `until` for certain (server times).
+    `stored` says whether the shared record is known to have contained the attempt. `cost` is what it cost in the end:
+    None as long as it runs, NOTHING if it was not sent.
     """
 
     id: str

@@ -1,4 +1,8 @@
-"""Budgets of this process: accounts that a request is charged to, its estimated cost, its reservation."""
+"""Budgets of this process: accounts that a request is charged to, its estimated cost, its reservation.
+
+A call asks `Budgets.accounts_of` for its accounts. Before each request it calls `CallAccounts.reserve`, and afterwards
+`Reservation.charge`, or `Reservation.release` if the request was not sent.
+"""
 
 from __future__ import annotations
 
@@ -11,25 +15,25 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from openapi_tool.concurrency.background import in_background, repeat
-from openapi_tool.options.budgets import BudgetLimits, BudgetOptions, time_zone
+from openapi_tool.options.budgets import SCOPES, BudgetLimits, BudgetOptions, time_zone
 from openapi_tool.protocol.projects import AgentKey, bare_project
-from openapi_tool.quotas.account import SCOPES, Account, AccountId, Sharing
+from openapi_tool.quotas.account import Account, AccountId, Sharing
 from openapi_tool.quotas.account_record import AccountLimit
 from openapi_tool.quotas.amounts import NOTHING, Amount, Attempt
 from openapi_tool.quotas.periods import ALWAYS, Period, Periods
 from openapi_tool.state.port import ALL_RECORDS, Records, Stored
 from openapi_tool.tools.deadlines import Deadline
 
-_TICK_S = 1.0
-_NEWEST_WEIGHT = 0.2  # of the newest request in a tool's moving average
-_MAX_MEANS = 10_000  # one per tool
-_MAX_ACCOUNTS = 20_000
-_CHECKED_PER_TICK = 2_000  # all accounts at once could block the event loop
-_MAX_RANKED = 100
+_NEWEST_WEIGHT = 0.2  # of the newest request in a tool's moving average of tokens
+_MAX_MEANS = 10_000  # of tools; the one that was not used for the longest time is forgotten first
+_MAX_ACCOUNTS = 20_000  # above it, accounts that nothing uses are dropped from memory, although their period goes on
+_TICK_S = 1.0  # between checks for accounts to drop
+_CHECKED_PER_TICK = 2_000  # a check of all accounts at once could block the event loop
+_MAX_RANKED = 100  # accounts in statistics, of each scope and of all together
 
 
 class Spender(NamedTuple):
-    """Caller that is charged; `tool_limits` are the budgets of the tool's definition.
+    """Caller that is charged, by ids; `tool_limits` are the budgets of the tool's definition, None if it has none.
 
     `project` is named as in the records (`quota_project`).
     """
@@ -41,81 +45,12 @@ class Spender(NamedTuple):
     tool_limits: BudgetLimits | None = None
 
 
-@dataclass(slots=True, eq=False)
-class CallAccounts:
-    """Accounts that the requests of one call are charged to, narrowest first."""
-
-    _budgets: Budgets
-    _tool: tuple[str, str]  # project and name
-    _accounts: Sequence[Account]
-    _has_reserved: bool = False
-
-    async def reserve(self, min_tokens: int, deadline: Deadline) -> Reservation:
-        """Reserve the expected cost of a request, at least `min_tokens`. Raises BudgetExceeded, ToolTimeout."""
-        budgets = self._budgets
-        self._has_reserved = True
-        latest = budgets.clock() + deadline.remaining() * budgets.max_wait_share()
-        amount = Amount(1, max(min_tokens, round(budgets.means.get(self._tool, 0.0))))
-        reservation = Reservation(amount, [])
-        try:
-            for account in self._accounts:
-                reservation.attempts.append((account, await account.reserve(amount, deadline, latest)))
-        except BaseException:
-            reservation.release()
-            raise
-        return reservation
-
-    async def wait_until_written(self) -> None:
-        """Wait until the cost of the call is stored, or the store has failed: a crash then loses no use."""
-        if self._has_reserved:
-            await asyncio.gather(*(account.flush() for account in self._accounts))
-
-    def learn_cost(self, tokens: int) -> None:
-        """Use the cost of a request for later estimates; it charges nothing."""
-        if tokens > 0:
-            means = self._budgets.means
-            mean = means.pop(self._tool, float(tokens))
-            means[self._tool] = mean + _NEWEST_WEIGHT * (tokens - mean)
-            if len(means) > _MAX_MEANS:
-                del means[next(iter(means))]
-
-    def left(self) -> dict[str, Any]:
-        """Return the rest of each account; those of the tool's definition under `tool`."""
-        found: dict[str, Any] = {}
-        for account in self._accounts:
-            scope, _, _, tool = account.id
-            (found.setdefault("tool", {}) if tool else found)[scope] = account.left()
-        return found
-
-    @property
-    def note(self) -> str:
-        """Text for the model about accounts that are nearly used up."""
-        return "".join(f"\n\n{note}" for account in self._accounts if (note := account.note))
-
-
-@dataclass(slots=True)
-class Reservation:
-    """Reserved amount of one attempt in each account, to be ended once, by `charge` or `release`."""
-
-    amount: Amount
-    attempts: list[tuple[Account, Attempt]]
-
-    def charge(self, tokens: int) -> None:
-        """Charge the cost of the request, which was sent."""
-        for account, attempt in self.attempts:
-            account.settle(attempt, Amount(1, tokens))
-
-    def release(self) -> None:
-        """Free the amount: the request was not sent."""
-        for account, attempt in self.attempts:
-            account.settle(attempt, NOTHING)
-
-
 class Budgets:
     """Budgets of this process, named `replica`. `clock` returns the NATS server's time in seconds since the epoch.
 
-    A request waits for what others have reserved for `max_wait_share()` of its remaining time.
-    `limited`: the settings have a budget. `means`: moving averages of a request's tokens by project and tool.
+    A request that needs what others have reserved waits for them for the part `max_wait_share()` of its remaining time.
+    `limited` says whether the settings have a budget. `means` are moving averages of a request's tokens by project and
+    tool.
     """
 
     def __init__(
@@ -126,27 +61,27 @@ class Budgets:
         clock: Callable[[], float],
         max_wait_share: Callable[[], float],
     ) -> None:
-        self.max_wait_share = max_wait_share
-        self._replica = replica
-        self._options = options
-        self._store = store
-        self.clock = clock
-        self._sharing = Sharing()
-        self.means: dict[tuple[str, str], float] = {}
-        self._most_used: dict[str, dict[str, Account]] = {scope: {} for scope in SCOPES}
-        # Accounts that `_tick` has not checked in this round.
-        self._to_check: Iterator[Account] = iter(())
-        self._periods = Periods(time_zone(options.time_zone))
-        self._accounts: dict[str, Account] = {}  # by name of the record
-        # Also those that were dropped while a call uses them: two accounts of one record would undo each other's
-        # reservations, as both write them in the name of this replica.
-        self._existing: WeakValueDictionary[str, Account] = WeakValueDictionary()
-        self._by_project = {name: options.for_project(name) for name in options.projects}
         self.limited = options.limited or bool(options.projects)
-        self._task: asyncio.Task[None] | None = None
+        self.max_wait_share = max_wait_share
+        self.clock = clock
+        self.means: dict[tuple[str, str], float] = {}
+        self._replica = replica
+        self._store = store
+        self._sharing = Sharing()
+        self._limits = options
+        self._limits_by_project = {name: options.for_project(name) for name in options.projects}
+        self._periods = Periods(time_zone(options.time_zone))
+        # The accounts in use, by the name of the record.
+        self._accounts: dict[str, Account] = {}
+        # `_accounts`, and those that were dropped from there while a call still uses them. If there were two accounts
+        # of one record, each would take the other's reservations for its own that were never sent, and remove them.
+        self._existing: WeakValueDictionary[str, Account] = WeakValueDictionary()
+        self._most_used: dict[str, dict[str, Account]] = {scope: {} for scope in SCOPES}  # then by name of the record
+        self._to_check: Iterator[Account] = iter(())  # accounts that `_tick` has not checked in this round
+        self._task: asyncio.Task[None] | None = None  # runs `_tick` once there is an account
 
     def accounts_of(self, spender: Spender) -> CallAccounts | None:
-        """Return the accounts of a call, None without any budget."""
+        """Return the accounts of a call; None if no budget applies to it."""
         accounts = self._open(spender, self._limits_of(spender.project), "")
         if spender.tool_limits is not None:
             accounts += self._open(spender, spender.tool_limits, spender.tool)
@@ -161,15 +96,15 @@ class Budgets:
             account.on_change(stored)
 
     def snapshot(self) -> list[dict[str, Any]]:
-        """Return the most used known accounts, those of projects first."""
+        """Return the most used accounts that this process knows, those of projects first."""
         ranked = (account for accounts in self._most_used.values() for account in accounts.values())
         accounts = sorted(ranked, key=lambda each: (each.id.owner != "", -each.used_fraction))
         return [account.snapshot() for account in accounts[:_MAX_RANKED]]
 
     async def left(self, charged: AgentKey) -> list[dict[str, Any]]:
-        """Return what is left of the budgets of an agent and its project, as all replicas know it; none of sessions.
+        """Return what is left of the budgets of an agent and its project, read from the store; none of sessions.
 
-        Both are named as in the records of quotas (`Call.quota_agent`).
+        Agent and project are named as in the records (`Call.quota_agent`).
         """
         spender = Spender(charged.project, charged.agent, "", "")
         scopes = [scope for scope in SCOPES if scope != "session"]
@@ -178,7 +113,7 @@ class Budgets:
         return [{"budget": account.id.scope, **account.left()} for account in accounts]
 
     def outage(self) -> str:
-        """Return why the store is unavailable; empty if it is not."""
+        """Return why the store is unavailable; empty if it is available."""
         return self._sharing.outage
 
     def largest_used_fraction(self, scope: str) -> float:
@@ -193,16 +128,18 @@ class Budgets:
         await asyncio.gather(*(account.aclose() for account in self._existing.values() if not account.is_quiet))
 
     def _limits_of(self, project: str) -> BudgetLimits:
-        return self._by_project.get(bare_project(project), self._options)
+        return self._limits_by_project.get(bare_project(project), self._limits)
 
     def _open(self, spender: Spender, limits: BudgetLimits, tool: str, scopes: Sequence[str] = SCOPES) -> list[Account]:
+        """Return the accounts of a caller for which `limits` has a budget; `tool` is as in `AccountId`."""
         now = self.clock()
+        owners = {"session": spender.session, "agent_day": spender.agent}
         found = []
         for scope in scopes:
             limit = AccountLimit(*limits.of(scope))
             if limit != (None, None):
-                owner = spender.session if scope == "session" else spender.agent if scope == "agent_day" else ""
-                found.append(self._account(AccountId(scope, spender.project, owner, tool), limit, now))
+                account_id = AccountId(scope, spender.project, owners.get(scope, ""), tool)
+                found.append(self._account(account_id, limit, now))
         return found
 
     def _account(self, account_id: AccountId, limit: AccountLimit, now: float) -> Account:
@@ -225,7 +162,7 @@ class Budgets:
         return self._periods.month(now) if scope == "project_month" else self._periods.day(now)
 
     async def _tick(self) -> None:
-        """Drop quiet accounts whose period is over, or the oldest if there are too many."""
+        """Drop accounts that nothing uses now: those whose period is over, and the oldest if there are too many."""
         now = self.clock()
         checked = list(islice(self._to_check, _CHECKED_PER_TICK))
         if not checked:
@@ -238,11 +175,88 @@ class Budgets:
                 self._most_used[account.id.scope].pop(account.record_name, None)
 
     def _rank(self, account: Account) -> None:
-        """Add an account to the most used ones of its scope, which are pruned to `_MAX_RANKED` at twice that."""
-        if self._accounts.get(account.record_name) is not account:  # dropped, but written by an older call
+        """Add an account to the most used ones of its scope; from 200 of them, only `_MAX_RANKED` are kept."""
+        was_dropped = self._accounts.get(account.record_name) is not account
+        if was_dropped:  # but a call still uses and writes it
             return
         found = self._most_used[account.id.scope]
         found[account.record_name] = account
         if len(found) > 2 * _MAX_RANKED:
             largest = heapq.nlargest(_MAX_RANKED, found.values(), key=lambda each: each.used_fraction)
             self._most_used[account.id.scope] = {each.record_name: each for each in largest}
+
+
+@dataclass(slots=True, eq=False)
+class CallAccounts:
+    """Accounts that the requests of one call are charged to, narrowest first; those of the tool's definition last."""
+
+    _budgets: Budgets
+    _tool: tuple[str, str]  # project and name: key of `Budgets.means`
+    _accounts: Sequence[Account]
+    _has_reserved: bool = False
+
+    async def reserve(self, min_tokens: int, deadline: Deadline) -> Reservation:
+        """Reserve the expected cost of a request, at least `min_tokens`, in all accounts or none.
+
+        Raises BudgetExceeded, ToolTimeout.
+        """
+        budgets = self._budgets
+        self._has_reserved = True
+        latest = budgets.clock() + deadline.remaining() * budgets.max_wait_share()
+        mean_tokens = round(budgets.means.get(self._tool, 0.0))
+        amount = Amount(1, max(min_tokens, mean_tokens))
+        reservation = Reservation(amount, [])
+        try:
+            for account in self._accounts:
+                reservation.attempts.append((account, await account.reserve(amount, deadline, latest)))
+        except BaseException:
+            reservation.release()
+            raise
+        return reservation
+
+    async def wait_until_written(self) -> None:
+        """Wait until the cost of the call is stored, or the store has failed: a crash then loses no use."""
+        if self._has_reserved:
+            await asyncio.gather(*(account.flush() for account in self._accounts))
+
+    def learn_cost(self, tokens: int) -> None:
+        """Use the cost of a request for later estimates; this charges nothing."""
+        if tokens <= 0:
+            return
+        means = self._budgets.means
+        mean = means.pop(self._tool, float(tokens))
+        means[self._tool] = mean + _NEWEST_WEIGHT * (tokens - mean)
+        if len(means) > _MAX_MEANS:
+            del means[next(iter(means))]
+
+    def left(self) -> dict[str, Any]:
+        """Return what is left of each account by scope; accounts of the tool's definition are under `tool`."""
+        found: dict[str, Any] = {}
+        for account in self._accounts:
+            place = found.setdefault("tool", {}) if account.id.tool else found
+            place[account.id.scope] = account.left()
+        return found
+
+    @property
+    def note(self) -> str:
+        """Text for the model about accounts that are nearly used up."""
+        notes = [account.note for account in self._accounts]
+        return "".join(f"\n\n{note}" for note in notes if note)
+
+
+@dataclass(slots=True)
+class Reservation:
+    """Amount that one request has reserved, and its attempt in each account: to be ended by `charge` or `release`."""
+
+    amount: Amount
+    attempts: list[tuple[Account, Attempt]]
+
+    def charge(self, tokens: int) -> None:
+        """Charge the request, which was sent, with its real cost."""
+        for account, attempt in self.attempts:
+            account.settle(attempt, Amount(1, tokens))
+
+    def release(self) -> None:
+        """Free the amount: the request was not sent."""
+        for account, attempt in self.attempts:
+            account.settle(attempt, NOTHING)

@@ -1,4 +1,8 @@
-"""What the accounts of a project hold: also requests whose calls have no result, as their process died or they run."""
+"""What the accounts of a project hold, for the commands that show use.
+
+Stored results count the requests of calls that have ended. Accounts also hold the requests of calls without a result:
+their process has died, or they still run.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +15,17 @@ from openapi_tool.quotas.amounts import Amount
 from openapi_tool.quotas.periods import Period, Periods
 from openapi_tool.state.port import Records
 
-_DAYS = 40  # for which an account is stored after its last change
+_STORED_S = 40 * 86_400.0  # for which the store keeps the record of an account after its last change
 
 
 async def charged(
     records: Records, project: str, start: datetime, end: datetime, zone: tzinfo
 ) -> Mapping[Period, Amount]:
-    """Return what is used and reserved in each day, or else in each month, that a time overlaps.
+    """Return what is used and reserved in each day that the time from `start` to `end` overlaps.
 
-    There is no entry without an account: no budget of the project was set for days or months, or it is 40 days old.
-    `project` is named as in the records (`quota_project`). Raises Unavailable.
+    If the project has no accounts for these days, return the same for months. A period without an account has no entry:
+    no budget for it was set, or its record is too old to be stored. `project` is named as in the records
+    (`quota_project`). Raises Unavailable.
     """
     for scope in ("project_day", "project_month"):
         found = {}
@@ -34,21 +39,22 @@ async def charged(
 
 
 WithoutResult = Mapping[str, Amount]
-"""Requests and tokens by the name of a day or month."""
+"""Requests and tokens of calls without a result, by the name of a day or month."""
 
 
 def without_result(held: Mapping[Period, Amount], stored: Sequence[Amount]) -> WithoutResult:
-    """Return what accounts hold beyond what the stored results count, which are in the order of the accounts.
+    """Return what the accounts of periods hold (`charged`) beyond the stored results of the same periods, in order.
 
-    A call that ran at midnight is charged to the day of its requests, and its result counts for that of its end. So a
-    difference below 0 is one of another day.
+    An amount may be below 0: a call that ran at midnight is charged to the day of its requests, and its result counts
+    for the day of its end.
     """
     return {period.name: amount.minus(results) for (period, amount), results in zip(held.items(), stored, strict=True)}
 
 
 def _periods(scope: str, start: float, end: float, zone: tzinfo) -> Iterator[Period]:
+    """Yield the days or months between two times for which a record may still be stored."""
     periods = Periods(zone)
-    at = max(start, end - _DAYS * 86_400)
+    at = max(start, end - _STORED_S)
     while at < end:
         period = periods.day(at) if scope == "project_day" else periods.month(at)
         yield period

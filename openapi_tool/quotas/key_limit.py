@@ -1,4 +1,14 @@
-"""The limit of one key and endpoint in this process: calls that wait for a permit, and requests that have one."""
+"""The limit of one key and endpoint in this process: it counts the requests, and grants permits to waiting calls.
+
+All replicas share the limit by its record (`limit_record`). `KeyLimit` writes it as `shared_record` describes: one
+write stores the costs of ended requests, 429s, what waits here, and the permits that it grants. Its parts:
+
+- `key_group`: the calls that wait, and the other keys of the pool;
+- `replica_turns`: which calls come before those of other replicas, and how long a call waits;
+- `key_permit`: what a call does with its permit, and how the request's outcome is settled;
+- `outage_share`: what may be sent while the store is unavailable;
+- `token_estimate`, `sent_requests`, `replica_report`, `pending`: see there.
+"""
 
 from __future__ import annotations
 
@@ -6,173 +16,47 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
 from contextvars import Context
-from dataclasses import dataclass, field
 from http import HTTPStatus
 
 from pydantic import SecretStr
 
-from openapi_tool.fair_queue import FairQueue, Turns, project_key
+from openapi_tool.fair_queue import FairQueue, project_key
 from openapi_tool.protocol.errors import RateLimited, ToolError
 from openapi_tool.quotas.amounts import NOTHING, Amount, Attempt
-from openapi_tool.quotas.keys import STATES, Keys, KeyUse
-from openapi_tool.quotas.limit_record import (
-    MAX_PAUSE_S,
-    MAX_REPLICAS,
-    LimitRecord,
-    Rates,
-    Replica,
-    WaitingCalls,
-    parse,
-)
+from openapi_tool.quotas.key_group import KeyGroup, WaitingCall
+from openapi_tool.quotas.key_permit import KeyPermit
+from openapi_tool.quotas.key_record import STATES, KeyUse
+from openapi_tool.quotas.keys import Keys
+from openapi_tool.quotas.limit_record import MAX_PAUSE_S, LimitRecord, RateRefusal, Rates, parse
+from openapi_tool.quotas.outage_share import OutageShare
+from openapi_tool.quotas.pending import Pending
 from openapi_tool.quotas.permits import Permit, PermitRequest
+from openapi_tool.quotas.replica_report import REPORT_S, report
+from openapi_tool.quotas.replica_turns import CallsElsewhere, may_hold_one_more, place_among_all
+from openapi_tool.quotas.sent_requests import SentRequests
 from openapi_tool.quotas.shared_record import SETTLE_S, SharedRecord
-from openapi_tool.quotas.window import COUNTS_S, INTERVAL_S, Window
+from openapi_tool.quotas.token_estimate import TokenEstimate, turns_beyond_paid
+from openapi_tool.quotas.window import COUNTS_S, INTERVAL_S
 from openapi_tool.state.port import Records
 from openapi_tool.telemetry import metrics
 
 log = logging.getLogger(__name__)
 
-_POLL_S = 0.25  # longest time between two looks at the record while calls wait
-_MIN_POLL_S = 0.01
-_ANNOUNCE_S = 1.0  # between reports of what waits here, while it waits; less than half of WAITING_S
-_ANNOUNCE_NEW_S = 0.2  # the same if others do not know it yet
-_ANNOUNCED = 20  # projects
-_REPORT_S = 20.0  # between reports of a replica that sends nothing, or the record drops it after 60 s
-_BACKLOG_S = 2.0
+_MIN_POLL_S, _MAX_POLL_S = 0.01, 0.25  # range of the time between two looks at the record while calls wait
 _REVIEW_S = 1.0  # between searches for calls that get no permit in time
-_MIN_PAUSE_S = 0.5  # also after a Retry-After of 0, or each waiting call would cause a 429
 _PAUSE_S = 2.0  # after a 429 without Retry-After
-_USUAL_TOKENS = 10_000  # of a request
-_NEWEST_WEIGHT = 0.2  # of the newest request in the moving average of tokens
-_MAX_GROWTH = 2  # largest multiple of the average that counts: a page of millions of tokens must stop nothing
-_INITIAL_REQUEST_S = 1.0  # duration of a request before any has ended
-_MAX_DURATIONS = 16
-_MAX_SENT = 20_000
-_ACTIVE_S = 600.0
-_KEY_STATUSES = (401, 402, 429)  # of the key, not of the request only
-
-
-@dataclass(slots=True, eq=False)
-class WaitingCall:
-    """Call that needs a permit before `latest`, and has waited since `since` (server times).
-
-    `since` has no fractions of a millisecond, as replicas compare it: if each took the rounded time of another for
-    longer than its own exact one, each would leave the turn to the other. `preferred`: the key of its pool that looks
-    at it first.
-    """
-
-    wanted: PermitRequest
-    since: float
-    latest: float
-    permit: asyncio.Future[Permit]
-    preferred: KeyLimit | None = None
-
-
-@dataclass(eq=False)
-class KeyGroup:
-    """The keys of a pool, or one key alone, and the calls that wait for any of them."""
-
-    waiting: FairQueue[WaitingCall]
-    pooled: bool
-    limits: list[KeyLimit] = field(default_factory=list)
-    _virtual_time: float = 0.0
-
-    def usable(self) -> list[KeyLimit]:
-        """Return the keys that are set and not blocked."""
-        return [limit for limit in self.limits if limit.usable]
-
-    def by_load(self, limits: list[KeyLimit]) -> list[KeyLimit]:
-        """Sort keys by load, lowest first; one that was unusable for a while does not catch up."""
-        return sorted(limits, key=lambda limit: max(limit.load, self._virtual_time))
-
-    def count_request(self, limit: KeyLimit) -> None:
-        """Count a request towards the load of a key."""
-        limit.load = max(limit.load, self._virtual_time) + 1 / limit.weight
-        usable = [limit.load for limit in self.usable() if not limit.paused_s]
-        self._virtual_time = max(self._virtual_time, min(usable, default=0.0))
-
-    def wait_s(self, place: int) -> float:
-        """Return a lower bound of the seconds until a call in this place gets a permit.
-
-        At least one key must grant its share of that many.
-        """
-        limits = self.usable() or self.limits
-        total = sum(limit.weight for limit in limits)
-        return min(limit.wait_s(max(1, math.ceil(place * limit.weight / total))) for limit in limits)
-
-    def wake(self) -> None:
-        """Let all keys look at the waiting calls."""
-        for limit in self.limits:
-            limit.wake()
-
-    def discard(self, waiter: WaitingCall) -> bool:
-        """Remove a call; return whether it still waited."""
-        return self.waiting.discard(*waiter.wanted.agent, waiter)
-
-    def fail(self, waiter: WaitingCall, error: ToolError) -> None:
-        """End the wait of a call with an error."""
-        self.discard(waiter)
-        if not waiter.permit.done():
-            waiter.permit.set_exception(error)
-
-
-@dataclass(slots=True)
-class _Outage:
-    """Outage of the store that began at `began`: the last known record, and what was sent since then."""
-
-    began: float
-    record: LimitRecord
-    sent: Window = field(default_factory=Window)
-
-
-class _Rivals:
-    """Calls that wait at other replicas. Theirs is the turn if their project's is, and if they have waited longer.
-
-    `left` are the permits that are left to them.
-    """
-
-    def __init__(self, waiting: dict[str, list[WaitingCalls]], turns: Turns) -> None:
-        self._waiting = waiting
-        self.order = turns.model_copy(deep=True)
-        self.left = 0
-
-    def next(self, mine: Mapping[str, float], has_room: Callable[[int], bool]) -> str | None:
-        """Return the project whose turn it is, None if nobody of `mine` gets a permit.
-
-        `mine` is since when the next call of each project has waited here; `has_room` is asked with the number of
-        permits that others get before.
-        """
-        while has_room(self.left):
-            turn = min([*mine, *self._waiting], key=lambda name: self._precedence(name, mine), default=None)
-            if turn is None or (turn in mine and not self._has_waited_longer(turn, mine[turn])):
-                return turn
-            self._take(turn)
-        return None
-
-    def _precedence(self, project: str, mine: Mapping[str, float]) -> tuple[float, float, str]:
-        """Return what orders projects in the same way at all replicas: else each may leave the turn to another one."""
-        since = [calls.since for calls in self._waiting.get(project, ())]
-        return self.order.start(project), min([*since, mine.get(project, math.inf)]), project
-
-    def _has_waited_longer(self, project: str, since: float) -> bool:
-        return project in self._waiting and self._waiting[project][-1].since < since
-
-    def _take(self, project: str) -> None:
-        calls = self._waiting[project].pop()
-        if calls.number > 1:
-            self._waiting[project].append(calls._replace(number=calls.number - 1))
-        if not self._waiting[project]:
-            del self._waiting[project]
-        self.left += 1
-        self.order.serve(project, 1.0)
+_MIN_PAUSE_S = 0.5  # also after a Retry-After of 0: else the calls that wait would cause one 429 each
+_SAME_PAUSE_S = 0.25  # a 429 that extends the pause by less belongs to the same burst, and is not logged again
+_INITIAL_REQUEST_S = 1.0  # assumed duration of a request before any has ended
+_MAX_DURATIONS = 16  # of the last requests, whose shortest is used
 
 
 class KeyLimit(SharedRecord):
-    """Limit of one key and endpoint. In a pool `load` is the number of its requests divided by its `weight`.
+    """Limit of one key and endpoint; each key of a pool has a limit of its own.
 
-    While `trial` is set (`Limiter`), one call may try a blocked key. `dry_run`: requests are only counted.
+    `rates` are the configured limits; `in_force` are those or the one that 429s have taught. With `dry_run` requests
+    are counted, and none waits. `trial` is set by the `Limiter` once a blocked key may be tried by one call.
     """
 
     record: LimitRecord
@@ -193,77 +77,89 @@ class KeyLimit(SharedRecord):
         super().__init__(f"limit.{variable.upper()}.{endpoint}", keys.replica, store, keys.now)
         self.variable = variable
         self.endpoint = endpoint
-        self.rates = rates
+        self.key_use = KeyUse(variable, endpoint)
         self.keys = keys
         self.group = group
-        self.key_use = KeyUse(variable, endpoint)
-        self.record = LimitRecord()
-        self.weight = 1.0
-        self.load = 0.0
-        self.trial = False
-        self.dry_run = dry_run
-        self.calls_refused = self.would_have_waited = 0
-        self._min_tokens = min_tokens
-        self.tokens_each = self._usual_tokens
-        self._log_fields = {"variable": variable, "endpoint": endpoint}
-        self._granted: list[tuple[WaitingCall, Attempt]] = []  # by `apply`
-        self._refusals: list[tuple[float, float, bool]] = []  # 429s: time of sending, end of the pause, teaches
-        self._applied_refusals = 0
-        self._charges: list[tuple[str, float]] = []  # cost of requests beyond what their projects paid for
-        self._applied_charges = 0
-        self._own_pause_until = self._reviewed_at = 0.0
-        self._unreadable_logged = False
-        self._offline: _Outage | None = None
-        self._sent: deque[float] = deque(maxlen=_MAX_SENT)  # of the last COUNTS_S
-        self._uncounted: list[float] = []  # sent without a limit before `apply_rates` set one
-        self._durations: deque[float] = deque(maxlen=_MAX_DURATIONS)
-        self._asked: dict[str, float] = {}
-        group.limits.append(self)
-        labels = (variable, endpoint)
-        metrics.LIMIT_USED.labels(*labels).set_function(lambda: self.record.requests.total(self.now()))
-        metrics.LIMIT_WAITING.labels(*labels).set_function(lambda: len(self.counted_queue))
-        metrics.LIMIT_PAUSED.labels(*labels).set_function(lambda: self.paused_s)
-        metrics.LIMIT_NOT_SHARED.labels(*labels).set_function(lambda: bool(self.outage) and self.limited)
-
-    def apply_rates(self, rates: Rates, *, dry_run: bool) -> None:
-        """Apply other limits from now on. What was sent without one counts, but not as running or as tokens."""
-        now = self.now()
-        if rates.limited and not self.limited:
-            self._uncounted = [at for at in self._sent if at > now - COUNTS_S]
-        tokens_before = self.rates.tokens
         self.rates = rates
         self.dry_run = dry_run
-        if rates.tokens != tokens_before:
-            self.tokens_each = self._usual_tokens
+        self.trial = False
+        self.record = LimitRecord()
+        self._outage_share: OutageShare | None = None  # set during an outage that began while the key was limited
+        # For the record, until a write contains them.
+        self._granted: list[tuple[WaitingCall, Attempt]] = []  # by the last `apply`
+        self._refusals: Pending[RateRefusal] = Pending()
+        self._extra_turns: Pending[tuple[str, float]] = Pending()  # project, and turns that its request cost beyond one
+        self._uncounted: Pending[float] = Pending()  # times of requests that were sent before `apply_rates` set a limit
+        # What this process knows of its requests.
+        self._sent = SentRequests()
+        self._durations: deque[float] = deque(maxlen=_MAX_DURATIONS)
+        self._tokens = TokenEstimate(rates.tokens, min_tokens)
+        self._own_pause_until = 0.0  # the latest of the 429s that this process got
+        self._reviewed_at = 0.0
+        # For statistics and logs.
+        self.calls_refused = 0
+        self.would_have_waited = 0  # calls that got a permit by `dry_run` only
+        self._log_fields = {"variable": variable, "endpoint": endpoint}
+        self._unreadable_logged = False
+        group.add(self)
+        self._set_gauges()
 
-    @property
-    def _usual_tokens(self) -> int:
-        limit = self.rates.tokens
-        return 1 if limit is None else min(max(self._min_tokens, _USUAL_TOKENS), limit)
+    def _set_gauges(self) -> None:
+        metrics.LIMIT_USED.labels(*self.key_use).set_function(lambda: self.record.requests.total(self.now()))
+        metrics.LIMIT_WAITING.labels(*self.key_use).set_function(lambda: len(self.counted_queue))
+        metrics.LIMIT_PAUSED.labels(*self.key_use).set_function(lambda: self.paused_s)
+        metrics.LIMIT_NOT_SHARED.labels(*self.key_use).set_function(lambda: bool(self.outage) and self.limited)
+
+    def apply_rates(self, rates: Rates, *, dry_run: bool) -> None:
+        """Apply other limits from now on.
+
+        Requests that were sent before the first limit was set count as requests, but not as tokens or as running ones.
+        """
+        if rates.limited and not self.limited:
+            self._uncounted.replace(self._sent.counting(self.now()))
+        if rates.tokens != self.rates.tokens:
+            self._tokens.set_limit(rates.tokens)
+        self.rates = rates
+        self.dry_run = dry_run
 
     # What others ask.
 
     @property
     def usable(self) -> bool:
-        """Return whether calls may use the key."""
+        """Return whether calls may use the key: a blocked one only as a trial, and one of a pool only if it is set.
+
+        A key that is in no pool is set, as the call brings it (`PermitRequest.key`).
+        """
         if self.key_use in self.keys.blocked:
             return self.trial
         return not self.group.pooled or self.keys.get(self.variable) is not None
 
     @property
     def limited(self) -> bool:
-        """Return whether requests must be counted in the record."""
-        return self.rates.limited or self.record.is_observed(self.now()) or self._own_pause_until > self.now()
+        """Return whether requests must be counted in the record: also after a 429, to learn a limit."""
+        now = self.now()
+        return self.rates.limited or self.record.is_observed(now) or self._own_pause_until > now
+
+    @property
+    def in_force(self) -> Rates:
+        """Limits in force: configured or learned."""
+        return self.record.effective(self.rates, self.now())
 
     @property
     def paused_s(self) -> float:
-        """Seconds until a pause after a 429 ends."""
+        """Seconds until a pause after a 429 ends, whichever replica got it."""
         now = self.now()
-        return min(max(0.0, self.record.paused_until - now, self._own_pause_until - now), MAX_PAUSE_S)
+        paused_until = max(self.record.paused_until, self._own_pause_until)
+        return min(max(0.0, paused_until - now), MAX_PAUSE_S)
+
+    @property
+    def tokens_each(self) -> int:
+        """Tokens that a request is expected to use, and reserves; 1 if tokens are not limited."""
+        return self._tokens.each
 
     @property
     def running(self) -> int:
-        """Number of requests that are sent, and not ended."""
+        """Number of requests of this process that have a permit and have not ended."""
         return sum(attempt.cost is None for attempt in self.attempts.values())
 
     @property
@@ -273,119 +169,38 @@ class KeyLimit(SharedRecord):
 
     @property
     def counted_queue(self) -> FairQueue[WaitingCall]:
-        """Waiting calls; those of a pool are reported for its first key only."""
+        """The calls that statistics count here: those of a pool are counted at its first key only."""
         return self.group.waiting if self is self.group.limits[0] else FairQueue()
 
-    @property
-    def in_force(self) -> Rates:
-        """Limits in force."""
-        return self.record.effective(self.rates, self.now())
-
     def sent_in_window(self) -> int:
-        """Return the number of requests of the last 60 s."""
-        since = self.now() - COUNTS_S
-        return sum(at > since for at in self._sent)
+        """Return the number of requests that this process sent in the last 60 s."""
+        return len(self._sent.counting(self.now()))
 
     def wait_s(self, place: int) -> float:
-        """Return a lower bound of the seconds until this many requests may be sent, the last of them included."""
-        if self._offline is not None:  # each replica has an equal part
-            place *= len(self._offline.record.known_replicas(self.replica))
-        rates = self.in_force
+        """Return a lower bound of the seconds until this key grants the permit number `place` from now on."""
+        if self._outage_share is not None:
+            place *= self._outage_share.parts  # as if each replica granted as many as this one
         now = self.now()
+        rates = self.in_force
         self.record.pace(rates, self.tokens_each, now)
         return max(self.paused_s, self.record.wait_s(rates, self.tokens_each, place, self.min_request_s, now))
 
     def seems_free(self) -> bool:
-        """Return whether the key has a permit by the last known record."""
+        """Return whether the key has a permit for one more call by the last known record."""
         now = self.now()
-        self.record.pace(self.in_force, self.tokens_each, now)
-        return not self.paused_s and self.record.has_room(self.in_force, self.tokens_each, self._unstored(), now)
+        rates = self.in_force
+        self.record.pace(rates, self.tokens_each, now)
+        calls_to_serve = sum(call.preferred is self for call in self.group.waiting)
+        calls_before = calls_to_serve + len(self._granted)  # the granted ones are not in the known record yet
+        return not self.paused_s and self.record.has_room(rates, self.tokens_each, calls_before, now)
 
-    def _unstored(self) -> int:
-        waiting = sum(waiter.preferred is self for waiter in self.group.waiting)
-        return waiting + len(self._granted)
+    def place_of(self, project: str, number: int, *, newest: bool = False) -> int:
+        """Return the place, among all calls at all replicas, of the call that is number `number` of its project here.
 
-    # Requests.
-
-    def send_unlimited(self, wanted: PermitRequest) -> Permit:
-        """Return a permit of a key without a limit."""
-        permit = KeyPermit(self, None, wanted)
-        self._count_sent(permit.sent_at)
-        return permit
-
-    def _count_sent(self, at: float) -> None:
-        while self._sent and self._sent[0] <= at - COUNTS_S:
-            self._sent.popleft()
-        self._sent.append(at)
-
-    def sent_late(self, attempt: Attempt) -> None:
-        """Count an attempt from now on if it was sent INTERVAL_S or more after its permit."""
-        now = self.now()
-        if now - attempt.at >= INTERVAL_S:
-            attempt.at = now
-            self.wake()
-
-    def end(self, attempt: Attempt, cost: Amount | None) -> None:
-        """Settle an attempt; `cost` None is unknown, NOTHING: it was not sent."""
-        if attempt.cost is not None:
-            return
-        attempt.cost = attempt.need if cost is None else cost
-        if cost is not None and cost != NOTHING:
-            self._durations.append(self.now() - attempt.at)
-            self._count_tokens(attempt, cost.tokens)
-        # A place among the concurrent requests, or a permit that is given back, is free for others at once.
-        if self.rates.concurrent is not None or cost == NOTHING:
-            self.wake()
-        else:
-            self.wake_soon()
-
-    def _count_tokens(self, attempt: Attempt, tokens: int) -> None:
-        limit = self.rates.tokens
-        if limit is None or not tokens:
-            return
-        counted = min(tokens, _MAX_GROWTH * max(self.tokens_each, _USUAL_TOKENS))
-        mean = max(self._min_tokens, round(self.tokens_each + _NEWEST_WEIGHT * (counted - self.tokens_each)))
-        self.tokens_each = min(mean, limit)  # a larger one would stop all requests, and never fall again
-        # The resource of whose limit the request takes the larger part counts. Tokens above the limit stop one minute.
-        least = 1 / self.rates.requests if self.rates.requests else 0.0
-        paid = max(least, attempt.need.tokens / limit)
-        self._charges.append((attempt.project, max(least, min(tokens, limit) / limit) / paid - 1))
-
-    def record_upstream_refusal(self, error: ToolError, wanted: PermitRequest, key: SecretStr, sent_at: float) -> int:
-        """Pause the key after a 429, or count its refusal; other replicas get it by the next write.
-
-        Return the number of retries with other keys, see `Permit.failed`.
+        `newest` says that no call has waited for a shorter time.
         """
-        if error.http_status == HTTPStatus.TOO_MANY_REQUESTS:
-            pause_s = max(_PAUSE_S if error.retry_after is None else error.retry_after, _MIN_PAUSE_S)
-            until = self.now() + min(pause_s, MAX_PAUSE_S)
-            teaches = self.rates.requests is None and not error.is_concurrency
-            Context().run(self._log_pause, until)  # without the ids of this call: it concerns all that wait
-            self._own_pause_until = max(self._own_pause_until, until)
-            self._refusals.append((sent_at, until, teaches))
-            if sent_at in self._sent:  # a limit is learned from accepted requests only
-                self._sent.remove(sent_at)
-            self.wake()
-        elif error.upstream_status is not None and error.upstream_status in STATES:
-            self.keys.record_refusal(self.key_use, key, error.upstream_status, wanted.call)
-        else:
-            return 0
-        wanted.refused_by |= {self.variable}
-        if any(limit.variable not in wanted.refused_by and not limit.paused_s for limit in self.group.usable()):
-            return len(self.group.limits) - 1  # one with each: the next one may be refused, too
-        return 0
-
-    def _log_pause(self, until: float) -> None:
-        if until - self._own_pause_until < _POLL_S:
-            return  # of the same burst
-        log.warning(
-            "the upstream answered 429: %s requests with the key of %s wait for %.1f s%s",
-            self.endpoint,
-            self.variable,
-            until - self.now(),
-            "" if self.rates.requests else "; no limit is configured: set that of your plan in section limits",
-            extra={"action": "limits.paused", "pause_s": round(until - self.now(), 3), **self._log_fields},
-        )
+        queue = self.group.waiting
+        return place_among_all(self.record, self.replica, queue, project, number, newest=newest, now=self.now())
 
     def rate_limited(self, wait_s: float) -> RateLimited:
         """Return the error of a call that gets no permit in time; `wait_s` is how long it would wait."""
@@ -398,10 +213,92 @@ class KeyLimit(SharedRecord):
             retry_after=float(seconds),
         )
 
-    # The record.
+    # Requests of this process.
+
+    def send_unlimited(self, wanted: PermitRequest) -> Permit:
+        """Return a permit of a key without a limit."""
+        permit = KeyPermit(self, None, wanted)
+        self._sent.add(permit.sent_at)
+        return permit
+
+    def take_trial(self) -> bool:
+        """Return whether the request that gets a permit now is the trial of a blocked key: no other one is."""
+        is_trial = self.trial
+        self.trial = False
+        return is_trial
+
+    def sent_late(self, attempt: Attempt) -> None:
+        """Count an attempt, which is sent now, from now on if its permit is `INTERVAL_S` old or older."""
+        now = self.now()
+        if now - attempt.at >= INTERVAL_S:
+            attempt.at = now
+            self.wake()
+
+    def end(self, attempt: Attempt, cost: Amount | None) -> None:
+        """Settle an attempt, once. A `cost` of None is unknown; NOTHING: the attempt was not sent."""
+        if attempt.cost is not None:
+            return
+        attempt.cost = attempt.need if cost is None else cost
+        if cost is not None and cost != NOTHING:
+            self._durations.append(self.now() - attempt.at)
+            self._learn_tokens(attempt, cost.tokens)
+        # A place among the concurrent requests, or a permit that is given back, is free for others at once.
+        if self.rates.concurrent is not None or cost == NOTHING:
+            self.wake()
+        else:
+            self.wake_soon()
+
+    def _learn_tokens(self, attempt: Attempt, tokens: int) -> None:
+        """Use the cost of an attempt for the next estimate, and for the turns of its project."""
+        limit = self.rates.tokens
+        if limit is not None and tokens:
+            self._tokens.learn(tokens)
+            extra = turns_beyond_paid(self.rates.requests, limit, reserved=attempt.need.tokens, used=tokens)
+            self._extra_turns.add((attempt.project, extra))
+
+    def record_upstream_refusal(self, error: ToolError, wanted: PermitRequest, key: SecretStr, sent_at: float) -> int:
+        """Pause the key after a 429, or count a refusal of the `key`; other replicas get it by the next write.
+
+        Return how often the request may be sent again at once, with other keys of the pool (`Permit.failed`).
+        """
+        if error.http_status == HTTPStatus.TOO_MANY_REQUESTS:
+            self._pause(error, sent_at)
+        elif error.upstream_status is not None and error.upstream_status in STATES:
+            self.keys.record_refusal(self.key_use, key, error.upstream_status, wanted.call)
+        else:
+            return 0
+        wanted.refused_by |= {self.variable}
+        others = [limit for limit in self.group.usable() if limit.variable not in wanted.refused_by]
+        if all(limit.paused_s for limit in others):
+            return 0
+        return len(self.group.limits) - 1  # once with each other key: the next one may refuse it, too
+
+    def _pause(self, error: ToolError, sent_at: float) -> None:
+        """Pause the key after a 429 of a request that was sent at `sent_at`."""
+        pause_s = max(_PAUSE_S if error.retry_after is None else error.retry_after, _MIN_PAUSE_S)
+        until = self.now() + min(pause_s, MAX_PAUSE_S)
+        if until - self._own_pause_until >= _SAME_PAUSE_S:
+            Context().run(self._log_pause, until)  # without the ids of this call: it concerns all that wait
+        self._own_pause_until = max(self._own_pause_until, until)
+        teaches = self.rates.requests is None and not error.is_concurrency
+        self._refusals.add(RateRefusal(sent_at, until, teaches))
+        self._sent.forget(sent_at)  # a limit is learned from accepted requests only
+        self.wake()
+
+    def _log_pause(self, until: float) -> None:
+        log.warning(
+            "the upstream answered 429: %s requests with the key of %s wait for %.1f s%s",
+            self.endpoint,
+            self.variable,
+            until - self.now(),
+            "" if self.rates.requests else "; no limit is configured: set that of your plan in section limits",
+            extra={"action": "limits.paused", "pause_s": round(until - self.now(), 3), **self._log_fields},
+        )
+
+    # The record (`SharedRecord`).
 
     def decode(self, value: bytes | None) -> bool:
-        """See `SharedRecord`."""
+        """Use a stored record of the limit."""
         record = parse(value)
         if record is None and value is not None and not self._unreadable_logged:
             self._unreadable_logged = True
@@ -420,290 +317,220 @@ class KeyLimit(SharedRecord):
         return record is not None
 
     def apply(self, now: float) -> bool:
-        """See `SharedRecord`."""
+        """Count the requests and 429s of this process, grant permits, and report what still waits."""
         record = self.record
         record.drop_expired(self.rates, now)
-        rates = self.in_force
-        record.pace(rates, self.tokens_each, now)
+        record.pace(self.in_force, self.tokens_each, now)
         changed = self._report_outage(now)
         changed |= self._count_earlier(now)
         changed |= self._move_late()
         changed |= self.store_attempts(now)
-        for sent_at, until, teaches in self._refusals:
-            record.refuse(sent_at, until, now, teaches=teaches)
+        for refusal in self._refusals.take():
+            record.refuse(refusal, now)
             changed = True
-        self._applied_refusals = len(self._refusals)
-        for project, cost in self._charges:
-            record.turns.charge(project_key(project), cost / self.group.waiting.weight(project))
-        self._applied_charges = len(self._charges)
+        for project, turns in self._extra_turns.take():
+            record.turns.charge(project_key(project), turns / self.group.waiting.weight(project))
         changed |= self._grant(now)
-        changed |= self._report(now, written=changed)
+        if self.limited:
+            changed |= report(record, self.replica, self.group.waiting, now, is_written=changed)
         return changed
 
     def reserve_attempt(self, attempt: Attempt) -> None:
-        """See `SharedRecord`."""
+        """Count what the attempt is expected to cost as used."""
         self.record.reserve(attempt, self.in_force)
 
     def settle_attempt(self, name: str, cost: Amount) -> None:
-        """See `SharedRecord`."""
+        """Count the attempt's cost as used, instead of the expected one."""
         self.record.settle(name, *cost, self.in_force)
 
     def confirm(self) -> None:
-        """See `SharedRecord`."""
+        """Give the permits to the calls, as the record now contains them."""
         granted = self._granted
         self._granted = []
-        del self._refusals[: self._applied_refusals], self._charges[: self._applied_charges]
-        self._applied_refusals = self._applied_charges = 0
-        self._uncounted = []
-        if self._offline is not None:
-            self._offline = None
+        self._refusals.written()
+        self._extra_turns.written()
+        self._uncounted.written()
+        if self._outage_share is not None:
+            self._outage_share = None
             log.info("limits are shared again", extra={"action": "limits.shared", **self._log_fields})
-        for waiter, attempt in granted:
+        for call, attempt in granted:
             attempt.stored = attempt.id in self.record.open
-            self._give(waiter, attempt)
+            self._give(call, attempt)
         self._review()
 
     def abort(self) -> None:
-        """See `SharedRecord`."""
-        for waiter, _ in reversed(self._granted):
-            self.group.waiting.put_back(*waiter.wanted.agent, waiter)
+        """Let the calls wait on that `apply` has taken from the queue, in their order."""
+        for call, _ in reversed(self._granted):
+            self.group.waiting.put_back(*call.wanted.agent, call)
         self._granted = []
-        self._applied_refusals = self._applied_charges = 0
 
     def next_s(self) -> float | None:
-        """See `SharedRecord`."""
+        """Return the seconds until the task looks at the record again: few while calls wait, else until a report."""
         if not self.limited:
             return None
-        if len(self.group.waiting):
-            # 0: others must go first, or end; they wake this task, unless their notice is lost.
-            return max(_MIN_POLL_S, min(self.wait_s(1) or SETTLE_S, _POLL_S))
-        return _REPORT_S
+        if not self.group.waiting:
+            return REPORT_S
+        # With a wait of 0, the calls wait until calls elsewhere have been served, or until a request has ended. Both
+        # change the record, which wakes this task. As the notice of a change may be lost, it looks again soon.
+        wait_s = self.wait_s(1) or SETTLE_S
+        return max(_MIN_POLL_S, min(wait_s, _MAX_POLL_S))
 
     def _report_outage(self, now: float) -> bool:
-        recovery = self.record.recovery
-        is_missing = recovery is not None and self.replica in recovery.missing
-        if recovery is not None and is_missing:
-            recovery.missing.remove(self.replica)
-        if self._offline is not None:
-            self.record.recover(self.replica, self.in_force, self._offline.began, now)
-        return is_missing or self._offline is not None
+        """Report that this replica is back after an outage; return whether the record must be written."""
+        was_missing = self.record.report_back(self.replica)
+        if self._outage_share is None:
+            return was_missing
+        self.record.recover(self.replica, self.in_force, self._outage_share.began, now)
+        return True
 
     def _count_earlier(self, now: float) -> bool:
-        """Count what was sent before a limit was set, or before the requests of a key without one were observed."""
-        record = self.record
-        for at in self._uncounted:
-            record.requests.add(at, 1, paced=False)
-        if self._uncounted:
+        """Count what was sent while requests did not have to be counted; return whether the record changed."""
+        uncounted = self._uncounted.take()
+        for at in uncounted:
+            self.record.requests.add(at, 1, paced=False)
+        if uncounted:
             return True
-        mine = record.replicas.get(self.replica) or Replica()
-        if not record.observed or mine.counted == record.observed or self.rates.requests is not None:
-            return False
-        record.replicas[self.replica] = mine
-        mine.counted = record.observed
-        for at in self._sent:
-            if now - COUNTS_S < at <= record.observed:
-                record.requests.add(at, 1, paced=False)
-        return True
+        return self.rates.requests is None and self.record.count_observed(self.replica, self._sent, now)
 
     def _move_late(self) -> bool:
         """Count attempts that were sent later than they were granted from the time at which they were sent."""
-        found = [(attempt, self.record.open.get(attempt.id)) for attempt in self.attempts.values()]
-        late = [attempt for attempt, one in found if one is not None and attempt.at - one.at >= INTERVAL_S / 2]
-        for attempt in late:
-            self.record.move(attempt)
-        return bool(late)
+        has_moved = False
+        for attempt in self.attempts.values():
+            in_record = self.record.open.get(attempt.id)
+            # `sent_late` changes the time by INTERVAL_S or more. Half of that: times in the record are rounded.
+            if in_record is not None and attempt.at - in_record.at >= INTERVAL_S / 2:
+                self.record.move(attempt)
+                has_moved = True
+        return has_moved
+
+    # Permits for the calls that wait.
 
     def _grant(self, now: float) -> bool:
-        """Give permits to the calls whose turn it is among those of all replicas."""
-        self._granted = []
+        """Take the calls whose turn it is from the queue, and reserve; return whether the record changed."""
+        queue = self.group.waiting
+        if not queue:
+            return False
         record = self.record
-        waiting = self.group.waiting
-        changed = False
-        elsewhere = record.waiting_elsewhere(self.replica, now).items()
-        able = {key: calls for key, calls in elsewhere if self._may_hold_more(key, now)}
-        rivals = _Rivals(able, record.turns)
-        while self.usable and not (self._granted and self.key_use in self.keys.blocked):  # one call tries a blocked key
-            mine = {project_key(name): name for name in waiting.projects() if self._may_send(name)}
-            since = {key: waiting.first(name).since for key, name in mine.items()}
-            key = rivals.next(since, lambda before: record.has_room(self.in_force, self.tokens_each, before, now))
-            if key is None:
-                if self.dry_run and mine:
-                    key = next(iter(mine))
-                    self.would_have_waited += 1
-                elif mine and record.probe(now):
-                    changed = True
-                    continue
-                else:
-                    break
-            name = mine[key]
-            waiter = waiting.pop(name)
-            cost = 1 / waiting.weight(name)
-            rivals.order.serve(key, cost)
-            record.turns.serve(key, cost)
-            attempt = self._attempt(waiter, now)
-            self._granted.append((waiter, attempt))
-            if record.room:  # not in a full one, by `dry_run`
-                self.reserve_attempt(attempt)
-        return changed or bool(self._granted)
+        elsewhere = record.waiting_elsewhere(self.replica, now)
+        able = {name: calls for name, calls in elsewhere.items() if self._may_hold_one_more(name, now)}
+        turns = CallsElsewhere(able, record.turns)
+        has_probed = False
 
-    def _attempt(self, waiter: WaitingCall, now: float) -> Attempt:
+        def has_room(before: int) -> bool:
+            return record.has_room(self.in_force, self.tokens_each, before, now)
+
+        while here := self._projects_to_serve():
+            since = {short_name: queue.first(project).since for short_name, project in here.items()}
+            short_name = turns.next_here(since, has_room)
+            if short_name is None and self.dry_run:
+                short_name = next(iter(here))
+                self.would_have_waited += 1
+            if short_name is not None:
+                project = here[short_name]
+                turn_cost = 1 / queue.weight(project)
+                turns.serve_here(short_name, turn_cost)
+                record.turns.serve(short_name, turn_cost)
+                self._reserve_for(queue.pop(project), now)
+            elif record.probe(now):  # the raised learned limit may have room now
+                has_probed = True
+            else:
+                break
+        return has_probed or bool(self._granted)
+
+    def _projects_to_serve(self) -> dict[str, str]:
+        """Return the projects whose next call may use the key now, by their short names."""
+        is_blocked = self.key_use in self.keys.blocked
+        if not self.usable or (is_blocked and self._granted):  # one call tries a blocked key
+            return {}
+        return {project_key(project): project for project in self.group.waiting.projects() if self._may_send(project)}
+
+    def _reserve_for(self, call: WaitingCall, now: float) -> None:
+        """Reserve for a call. It gets its permit once that is stored (`confirm`)."""
+        attempt = self._attempt_of(call, now)
+        self._granted.append((call, attempt))
+        if self.record.room:  # a full record grants permits by `dry_run` only; they are reserved once there is room
+            self.reserve_attempt(attempt)
+
+    def _attempt_of(self, call: WaitingCall, now: float) -> Attempt:
         tokens = 0 if self.rates.tokens is None else self.tokens_each
-        return self.new_attempt(now, Amount(1, tokens), waiter.wanted.deadline, waiter.wanted.agent.project)
+        return self.new_attempt(now, Amount(1, tokens), call.wanted.deadline, call.wanted.agent.project)
 
-    def _give(self, waiter: WaitingCall, attempt: Attempt) -> None:
+    def _give(self, call: WaitingCall, attempt: Attempt) -> None:
+        """Give its permit to a call."""
         self.attempts[attempt.id] = attempt
-        self._count_sent(attempt.at)
-        if waiter.permit.done():  # cancelled meanwhile
+        self._sent.add(attempt.at)
+        if call.permit.done():  # the call was cancelled, or its wait has ended
             self.end(attempt, NOTHING)
             return
         if self.group.pooled:
             self.group.count_request(self)
-        waiter.permit.set_result(KeyPermit(self, attempt, waiter.wanted))
-
-    def note_asking(self, project: str) -> None:
-        """Record that a project has asked for a permit."""
-        self._asked.pop(project, None)
-        self._asked[project] = self.now()
-        if len(self._asked) > 2:  # noqa: PLR2004 - enough to know whether another one asked
-            del self._asked[next(iter(self._asked))]
+        call.permit.set_result(KeyPermit(self, attempt, call.wanted))
 
     def _may_send(self, project: str) -> bool:
         """Return whether a project may send its next call with this key."""
-        waiter = self.group.waiting.first(project)
-        if waiter.preferred not in (None, self) or not self._is_fresh(waiter.wanted):
+        call = self.group.waiting.first(project)
+        if call.preferred is not None and call.preferred is not self:
             return False
-        return self._may_hold_more(project_key(project), self.now())
+        if self._is_left_to_other_keys(call.wanted):
+            return False
+        return self._may_hold_one_more(project_key(project), self.now())
 
-    def _may_hold_more(self, key: str, now: float) -> bool:
-        """Return whether a project may have one more concurrent request.
-
-        If others have asked here within `_ACTIVE_S`, or run or wait anywhere, each leaves an eighth, at least one, to
-        them: otherwise the slow requests of one project can hold all.
-        """
-        limit = self.rates.concurrent
-        record = self.record
-        if limit is None or limit <= 1:
-            return True
-        held = sum(one.project == key for one in record.open.values())
-        if held < limit - max(1, limit // 8):
-            return True
-        known = {project_key(name) for name, at in self._asked.items() if now - at < _ACTIVE_S}
-        known |= {one.project for one in record.open.values()} | record.waiting_elsewhere(self.replica, now).keys()
-        return known <= {key, ""}
-
-    def _is_fresh(self, wanted: PermitRequest) -> bool:
-        """Return whether the key has not refused the request, or no other one is left."""
+    def _is_left_to_other_keys(self, wanted: PermitRequest) -> bool:
+        """Return whether this key has refused the request, and there is another key that has not."""
         if self.variable not in wanted.refused_by:
-            return True
-        return all(limit.variable in wanted.refused_by for limit in self.group.usable())
+            return False
+        return any(limit.variable not in wanted.refused_by for limit in self.group.usable())
 
-    def _report(self, now: float, *, written: bool) -> bool:
-        """Report what waits here, if others do not know it or the report is old; return whether to write."""
-        record = self.record
-        mine = record.replicas.get(self.replica)
-        waiting = dict(self._announced())
-        before = mine.waiting if mine is not None else {}
-        age_s = math.inf if mine is None else now - mine.seen
-        is_alone = all(name == self.replica for name in record.replicas)
-        news = waiting.keys() != before.keys() or any(
-            calls.since != before[key].since for key, calls in waiting.items()
-        )
-        due = (
-            written
-            or bool(self._granted)
-            or (self.limited and age_s >= _REPORT_S)
-            or (not is_alone and bool(waiting) and age_s >= _ANNOUNCE_S)
-            or (news and age_s >= _ANNOUNCE_NEW_S and (not is_alone or bool(before)))
-        )
-        if due and self.limited:
-            record.replicas[self.replica] = Replica(
-                seen=round(now, 3), waiting=waiting, counted=mine.counted if mine is not None else 0.0
-            )
-        return due and (self.limited or written)
+    def _may_hold_one_more(self, short_name: str, now: float) -> bool:
+        return may_hold_one_more(short_name, self.rates.concurrent, self.record, self.replica, self.group, now)
 
-    def _announced(self) -> Iterator[tuple[str, WaitingCalls]]:
-        """Return the projects that wait here, those whose turn is next first."""
-        queue = self.group.waiting
-        counts = self.group.waiting.counts()
-        turns = self.record.turns
-        names = sorted(counts, key=lambda name: turns.start(project_key(name)))
-        most = max(1, min(_ANNOUNCED, MAX_REPLICAS // max(1, len(self.record.replicas))))
-        for name in names[:most]:
-            yield project_key(name), WaitingCalls(counts[name], queue.first(name).since)
-
-    # Calls that get no permit in time.
-
-    def place_of(self, project: str, number: int, *, newest: bool = False) -> int:
-        """Return the place, among those of all replicas, of the call that is number `number` of its project here.
-
-        All that wait elsewhere have waited longer than the `newest`, of the others at least as many as here. A project
-        that has waited for `_BACKLOG_S` is expected to send more calls.
-        """
-        turns = self.record.turns
-        queue = self.group.waiting
-        now = self.now()
-        waiting: dict[str, float] = {}  # calls that are expected to compete, by project
-
-        def add(key: str, calls: WaitingCalls) -> None:
-            lasts = now - calls.since >= _BACKLOG_S
-            waiting[key] = waiting.get(key, 0) + (math.inf if lasts else calls.number)
-
-        elsewhere = self.record.waiting_elsewhere(self.replica, now)
-        own = project_key(project)
-        same = sum(calls.number for calls in elsewhere.pop(own, ()))
-        place = before = number + (same if newest else min(same, number - 1))
-        weights = {}
-        for name, count in queue.counts().items():
-            weights[project_key(name)] = queue.weight(name)
-            add(project_key(name), WaitingCalls(count, queue.first(name).since))
-        for key, found in elsewhere.items():
-            for calls in found:
-                add(key, calls)
-        waiting.pop(own, None)
-        end = turns.start(own) + before / queue.weight(project)
-        for key, number_of in waiting.items():
-            place += int(min(number_of, max(0, math.floor((end - turns.start(key)) * weights.get(key, 1.0)))))
-        return place
+    # Calls that get no permit in time, or not from this key.
 
     def _review(self) -> None:
         """End the wait of calls that certainly get no permit in time, and of all if the key is blocked."""
-        queue = self.group.waiting
-        now = self.now()
         if self.key_use in self.keys.blocked and not self.group.usable():
-            for waiter in list(queue):
-                self.group.fail(waiter, self.keys.error(self.key_use))
+            for call in list(self.group.waiting):
+                self.group.fail(call, self.keys.error(self.key_use))
             return
         self._open_to_others()
-        if now - self._reviewed_at < _REVIEW_S:
-            return
-        self._reviewed_at = now
+        now = self.now()
+        if now - self._reviewed_at >= _REVIEW_S:
+            self._reviewed_at = now
+            self._refuse_late(now)
+
+    def _refuse_late(self, now: float) -> None:
+        """End the wait of calls that certainly get no permit until their latest time; later ones then move up."""
+        queue = self.group.waiting
         for project in queue.projects():
             number = 1
-            for waiter in list(queue.of(project)):
+            for call in list(queue.of(project)):
                 wait_s = self.group.wait_s(self.place_of(project, number))
-                if now + wait_s > waiter.latest:
-                    self.group.fail(waiter, self.rate_limited(wait_s))
+                if now + wait_s > call.latest:
+                    self.group.fail(call, self.rate_limited(wait_s))
                 else:
                     number += 1
 
     def _open_to_others(self) -> None:
-        """Let the other keys of the pool serve the calls that this one has not served at once."""
-        left = [waiter for waiter in self.group.waiting if waiter.preferred is self] if self.group.pooled else []
-        for waiter in left:
-            waiter.preferred = None
+        """Let the other keys of the pool serve the calls that this one was to serve first, and has not."""
+        if not self.group.pooled:
+            return
+        left = [call for call in self.group.waiting if call.preferred is self]
+        for call in left:
+            call.preferred = None
         if left:
             asyncio.get_running_loop().call_soon(self.group.wake)
 
-    # Without the store.
+    # Without the store (`SharedRecord`).
 
     def begin_outage(self) -> None:
-        """See `SharedRecord`."""
+        """Divide what is left of the limit by the last known record among the replicas."""
         if not self.limited:
             return
         now = self.now()
-        self.record.drop_expired(self.rates, now)
-        self._offline = _Outage(now, self.record)
-        parts = len(self.record.known_replicas(self.replica))
+        record = self.record
+        record.drop_expired(self.rates, now)
+        parts = len(record.known_replicas(self.replica))
+        self._outage_share = OutageShare(now, parts, record.requests, record.tokens)
         log.warning(
             "cannot share the limit of %s requests with the key of %s: %s; this replica uses 1/%s of it",
             self.endpoint,
@@ -714,95 +541,29 @@ class KeyLimit(SharedRecord):
         )
 
     def decide_offline(self) -> None:
-        """See `SharedRecord`: an equal part of what was left of the limit, at an equal part of its pace."""
+        """Give permits within this replica's part of the limit; without a limit, to all calls."""
         now = self.now()
-        outage = self._offline
-        while self.usable and (name := self.group.waiting.next(self._may_send)) is not None:
-            if outage is not None and not self._has_offline_room(outage, now):
+        queue = self.group.waiting
+        share = self._outage_share
+        while self.usable:
+            project = queue.next(self._may_send)
+            if project is None or (share is not None and not self._has_outage_room(share, now)):
                 break
-            waiter = self.group.waiting.pop(name)
-            self.group.waiting.turns.serve(name, 1 / self.group.waiting.weight(name))
-            attempt = self._attempt(waiter, now)
-            if outage is not None:
-                outage.sent.add(now, 1)
-            self._give(waiter, attempt)
+            call = queue.pop(project)
+            queue.turns.serve(project, 1 / queue.weight(project))
+            attempt = self._attempt_of(call, now)
+            if share is not None:
+                share.sent.add(now, 1)
+            self._give(call, attempt)
         self._review()
 
-    def _has_offline_room(self, outage: _Outage, now: float) -> bool:
+    def _has_outage_room(self, share: OutageShare, now: float) -> bool:
         if self.paused_s:
             return False
-        record, window = outage.record, outage.sent
-        parts = len(record.known_replicas(self.replica))
-        rates = self.in_force
-        window.drop_expired(now)
-        own = [attempt for attempt in self.attempts.values() if not attempt.stored and attempt.at > now - COUNTS_S]
-        if rates.requests is not None:
-            free = max(0, rates.requests - record.requests.total(now)) // parts
-            limit = max(1, rates.requests // parts)
-            window.pace(limit, 1, now)
-            if window.total(now) >= free or not window.has_room(limit, 1, 0, now):
-                return False
-        if rates.tokens is not None:
-            free = max(0, rates.tokens - record.tokens.total(now)) // parts
-            used = sum((attempt.cost or attempt.need).tokens for attempt in own)
-            if used + self.tokens_each > free:
-                return False
-        return rates.concurrent is None or self.running < rates.concurrent // parts
-
-
-class KeyPermit(Permit):
-    """Permit of a limited key, or the trial of a blocked one."""
-
-    __slots__ = ("_attempt", "_ended", "_limit", "_trial", "_wanted", "sent_at")
-
-    def __init__(self, limit: KeyLimit, attempt: Attempt | None, wanted: PermitRequest) -> None:
-        super().__init__(limit.variable, limit.keys.get(limit.variable) or wanted.key)
-        self._limit = limit
-        self._attempt = attempt
-        self._wanted = wanted
-        self._ended = False
-        self.sent_at = limit.now()
-        self._trial = limit.trial
-        limit.trial = False
-
-    def connected(self) -> None:
-        """Record that the request is sent only now, so that the window of the limit counts it from now on."""
-        super().connected()
-        if self._attempt is not None and not self._ended:
-            self._limit.sent_late(self._attempt)
-
-    def done(self, tokens: int) -> None:
-        """Settle the request."""
-        self._end(Amount(1, tokens))
-        self._limit.keys.record_success(self._limit.key_use, trial=self._trial)
-
-    def failed(self, error: ToolError) -> int:
-        """Settle the request; a refusal pauses or blocks its key."""
-        limit = self._limit
-        # A limit is learned from accepted requests only.
-        was_refused = error.http_status == HTTPStatus.TOO_MANY_REQUESTS and limit.rates.requests is None
-        self._end(Amount(0 if was_refused else 1, error.tokens))
-        retries = 0
-        if error.http_status in _KEY_STATUSES:
-            retries = limit.record_upstream_refusal(error, self._wanted, self.key, self.sent_at)
-        if self._trial and error.upstream_status not in STATES:
-            limit.keys.end_trial(limit.key_use)
-        return retries
-
-    def cancelled(self) -> None:
-        """Settle the request."""
-        self._end(None)
-        if self._trial:
-            self._limit.keys.end_trial(self._limit.key_use)
-
-    def unsent(self) -> None:
-        """Give the permit back: the request is not sent."""
-        self._end(NOTHING)
-        if self._trial:
-            self._limit.keys.end_trial(self._limit.key_use)
-
-    def _end(self, cost: Amount | None) -> None:
-        if not self._ended:
-            self._ended = True
-            if self._attempt is not None:
-                self._limit.end(self._attempt, cost)
+        own_tokens = 0  # that the record of before the outage does not contain
+        for attempt in self.attempts.values():
+            if not attempt.stored and attempt.at > now - COUNTS_S:
+                own_tokens += (attempt.cost or attempt.need).tokens
+        return share.has_room(
+            self.in_force, next_tokens=self.tokens_each, own_tokens=own_tokens, running=self.running, now=now
+        )

@@ -1,18 +1,24 @@
-"""Rate limiter of this process: permits of all keys and endpoints."""
+"""Rate limiter of this process: permits of all keys and endpoints.
+
+A call asks `Limiter.acquire` for a permit before each request. Each key and endpoint has a `KeyLimit`, which counts
+requests and grants permits. The limits of the keys of a pool share a `KeyGroup`, in which calls wait.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 from openapi_tool.fair_queue import NO_WEIGHTS, FairQueue
 from openapi_tool.protocol.errors import ToolError
-from openapi_tool.quotas.key_limit import KeyGroup, KeyLimit, WaitingCall
-from openapi_tool.quotas.keys import PREFIX, Keys, KeyUse
+from openapi_tool.quotas.key_group import KeyGroup, WaitingCall
+from openapi_tool.quotas.key_limit import KeyLimit
+from openapi_tool.quotas.key_record import PREFIX, KeyUse
+from openapi_tool.quotas.keys import Keys
 from openapi_tool.quotas.limit_record import Rates
 from openapi_tool.quotas.options import LimitOptions
 from openapi_tool.quotas.permits import Permit, PermitRequest
@@ -20,10 +26,12 @@ from openapi_tool.state.port import ALL_RECORDS, Records, Stored
 from openapi_tool.telemetry import metrics
 from openapi_tool.tools.catalogue import OPERATIONS, Operation
 
-_MAX_PROJECTS = 20
+_MAX_PROJECTS = 20  # that wait for a key, in statistics
 _MAX_CONFIGURED = 50  # keys with limits of their own, in statistics
-_PATIENCE = 1.5  # times the longest expected wait, for which a call really waits: the expectation is a lower bound
-_PAUSE_AFTER_S = 0.02  # of waiting: a permit that is free comes sooner, so the call keeps its slot
+# A call is refused at once if its expected wait is longer than `max_wait_share` allows. The expected wait is a lower
+# bound: so a call that is not refused waits for up to 1.5 times as long as that share.
+_PATIENCE = 1.5
+_PAUSE_AFTER_S = 0.02  # of waiting, a call gives up its slot; a permit that is free comes sooner
 
 
 class Limiter:
@@ -48,8 +56,8 @@ class Limiter:
         self._options = options
         self._pools = options.pool_of
         self._store = store
-        self._groups: dict[tuple[str, str], KeyGroup] = {}  # by variable in definitions, and endpoint
-        self._limits: dict[tuple[str, str], KeyLimit] = {}
+        self._groups: dict[tuple[str, str], KeyGroup] = {}  # by variable in definitions, or pool, and endpoint
+        self._limits: dict[tuple[str, str], KeyLimit] = {}  # by variable of the key, and endpoint
         for operation in OPERATIONS:
             metrics.RATE_LIMITED.labels(operation.name)  # 0 from the start, for alerts
 
@@ -63,67 +71,48 @@ class Limiter:
         for limit in self._limits.values():
             limit.apply_rates(self._rates(limit.variable, limit.endpoint), dry_run=options.dry_run)
         for group in self._groups.values():
-            _weigh(group.limits)
+            group.weigh()
             group.wake()
 
     async def acquire(self, wanted: PermitRequest) -> Permit:
         """Wait for a permit (`Permits.acquire`)."""
-        group = self._groups.get((wanted.variable, wanted.endpoint)) or self._open(wanted.variable, wanted.endpoint)
+        group = self._groups.get((wanted.variable, wanted.endpoint))
+        if group is None:
+            group = self._open_group(wanted.variable, wanted.endpoint)
         if self.keys.blocked:
             await self._check_blocked(group)
-        usable = group.usable() or group.limits
-        unrefused = [limit for limit in usable if limit.variable not in wanted.refused_by] or usable
-        unpaused = [limit for limit in unrefused if not limit.paused_s] or unrefused
-        ordered = group.by_load(unpaused) if group.pooled else unpaused
-        for limit in ordered:
+        limits = self._limits_to_ask(group, wanted)
+        for limit in limits:
             if not limit.limited:
                 group.count_request(limit)
                 return limit.send_unlimited(wanted)
-        return await self._wait(group, ordered, wanted)
+        return await self._wait(group, limits, wanted)
 
-    async def _wait(self, group: KeyGroup, ordered: list[KeyLimit], wanted: PermitRequest) -> Permit:
-        """Wait for a permit of any key of the group. Raises RateLimited, and the error of a key blocked meanwhile."""
-        project = wanted.agent.project
-        left_s = wanted.deadline.remaining()
-        first = next((limit for limit in ordered if limit.seems_free()), ordered[0]) if group.pooled else ordered[0]
-        for limit in group.limits:
-            limit.note_asking(project)
-        number = 1 + sum(1 for _ in group.waiting.of(project))
-        wait_s = group.wait_s(first.place_of(project, number, newest=True))
-        max_wait_s = left_s * self._options.max_wait_share
-        if wait_s > max_wait_s and not first.dry_run:
-            raise first.rate_limited(wait_s)
-        # `min_request_s` is measured, and even the fastest request so far may have been slow: so at least half.
-        patience_s = min(max_wait_s * _PATIENCE, max(left_s - first.min_request_s, left_s / 2))
-        now = first.now()
-        since = round(now, 3)  # whole milliseconds: see WaitingCall
-        future: asyncio.Future[Permit] = asyncio.get_running_loop().create_future()
-        waiter = WaitingCall(wanted, since, now + patience_s, future, first if group.pooled else None)
-        group.waiting.add(*wanted.agent, waiter)
-        first.wake()
-        received = False
-        try:
-            await asyncio.wait([future], timeout=min(_PAUSE_AFTER_S, patience_s))
-            permit = future.result() if future.done() else await self._paused(future, wanted, patience_s)
-            received = True
-        except TimeoutError:
-            place = 1 + sum(1 for _ in group.waiting.of(project))
-            raise first.rate_limited(group.wait_s(first.place_of(project, place))) from None
-        finally:
-            group.discard(waiter)
-            if not received and future.done() and not future.cancelled() and future.exception() is None:
-                future.result().unsent()  # granted in the moment in which the call was cancelled
-            future.cancel()
-        return permit
+    def _open_group(self, variable: str, endpoint: str) -> KeyGroup:
+        """Return the keys that a variable of definitions, or a pool, stands for, and keep them under that name."""
+        variables = self._pools.get(variable.upper(), (variable,))
+        existing = self._limits.get((variables[0], endpoint))  # opened by another name of the same pool
+        group = self._new_group(variables, endpoint) if existing is None else existing.group
+        self._groups[variable, endpoint] = group
+        return group
 
-    @staticmethod
-    async def _paused(future: asyncio.Future[Permit], wanted: PermitRequest, patience_s: float) -> Permit:
-        wanted.slot.pause()
-        try:
-            async with asyncio.timeout(patience_s):
-                return await future
-        finally:
-            wanted.slot.resume()
+    def _new_group(self, variables: Sequence[str], endpoint: str) -> KeyGroup:
+        group = KeyGroup(FairQueue(self._weights), pooled=len(variables) > 1)
+        for variable in variables:
+            limit = KeyLimit(
+                variable,
+                endpoint,
+                self._rates(variable, endpoint),
+                _operation(endpoint).min_tokens,
+                self._store,
+                self.keys,
+                group,
+                dry_run=self._options.dry_run,
+            )
+            self._limits[variable, endpoint] = limit
+            limit.wake()  # reads the record: a 429 may have taught a limit, at another replica or before a restart
+        group.weigh()
+        return group
 
     async def _check_blocked(self, group: KeyGroup) -> None:
         """Let the call try a blocked key if that is due. Raises the error of a key if none is usable."""
@@ -132,39 +121,116 @@ class Limiter:
             if await self.keys.claim_trial(limit.key_use):
                 limit.trial = True
         if blocked and not group.usable():
-            # `claim_trial` awaits, so some keys may no longer be blocked; one is, as none is usable.
-            raise self.keys.error(next(limit.key_use for limit in blocked if limit.key_use in self.keys.blocked))
+            # `claim_trial` awaits, so some of them may no longer be blocked. At least one is, as none is usable.
+            still_blocked = next(limit for limit in blocked if limit.key_use in self.keys.blocked)
+            raise self.keys.error(still_blocked.key_use)
+
+    @staticmethod
+    def _limits_to_ask(group: KeyGroup, wanted: PermitRequest) -> list[KeyLimit]:
+        """Return the limits of the keys that may send the request, best first.
+
+        If there are such keys, they are usable, have not refused the request, and are not paused after a 429. A
+        property that no key has is left out of account: then the request waits or fails.
+        """
+        usable = group.usable() or group.limits
+        unrefused = [limit for limit in usable if limit.variable not in wanted.refused_by] or usable
+        unpaused = [limit for limit in unrefused if not limit.paused_s] or unrefused
+        return group.by_load(unpaused) if group.pooled else unpaused
+
+    async def _wait(self, group: KeyGroup, limits: list[KeyLimit], wanted: PermitRequest) -> Permit:
+        """Wait for a permit of any key of the group; `limits` are those to ask, best first.
+
+        Raises RateLimited, and the error of a key that was blocked meanwhile.
+        """
+        first = limits[0]
+        if group.pooled:
+            first = next((limit for limit in limits if limit.seems_free()), first)
+        group.note_asking(wanted.agent.project, first.now())
+        patience_s = self._patience_s(group, first, wanted)
+        now = first.now()
+        call = WaitingCall(
+            wanted,
+            since=round(now, 3),
+            latest=now + patience_s,
+            permit=asyncio.get_running_loop().create_future(),
+            preferred=first if group.pooled else None,
+        )
+        group.waiting.add(*wanted.agent, call)
+        first.wake()
+        has_permit = False
+        try:
+            permit = await self._permit_of(call, patience_s)
+            has_permit = True
+        except TimeoutError:
+            raise first.rate_limited(self._expected_wait_s(group, first, wanted, newest=False)) from None
+        finally:
+            group.discard(call)
+            if not has_permit:
+                _give_back(call.permit)
+            call.permit.cancel()
+        return permit
+
+    def _patience_s(self, group: KeyGroup, first: KeyLimit, wanted: PermitRequest) -> float:
+        """Return the seconds for which a call waits for a permit. Raises RateLimited if it would wait too long."""
+        left_s = wanted.deadline.remaining()
+        max_wait_s = left_s * self._options.max_wait_share
+        wait_s = self._expected_wait_s(group, first, wanted, newest=True)
+        if wait_s > max_wait_s and not first.dry_run:
+            raise first.rate_limited(wait_s)
+        # Time must be left for the request itself. As even the fastest request so far may have been a slow one, half of
+        # the time may be used for the wait in any case.
+        longest_s = max(left_s - first.min_request_s, left_s / 2)
+        return min(max_wait_s * _PATIENCE, longest_s)
+
+    @staticmethod
+    def _expected_wait_s(group: KeyGroup, first: KeyLimit, wanted: PermitRequest, *, newest: bool) -> float:
+        """Return a lower bound of the seconds that one more call of the project waits; `newest` as in `place_of`."""
+        project = wanted.agent.project
+        number = 1 + group.waiting.count(project)
+        return group.wait_s(first.place_of(project, number, newest=newest))
+
+    @staticmethod
+    async def _permit_of(call: WaitingCall, patience_s: float) -> Permit:
+        """Wait for a permit; give up the slot of the call if that takes longer than a moment. Raises TimeoutError."""
+        await asyncio.wait([call.permit], timeout=min(_PAUSE_AFTER_S, patience_s))
+        if call.permit.done():
+            return call.permit.result()
+        slot = call.wanted.slot
+        slot.pause()
+        try:
+            async with asyncio.timeout(patience_s):
+                return await call.permit
+        finally:
+            slot.resume()
 
     def on_change(self, name: str, stored: Stored) -> None:
-        """Adopt a record that another replica wrote, or that all were deleted."""
+        """Adopt a record that another replica wrote; with the name ALL_RECORDS, all records were deleted."""
         if name.startswith(PREFIX):
             self.keys.on_change(name, stored)
             return
         for limit in self._limits.values():
             if name == ALL_RECORDS:
                 limit.forget()
-            if limit.record_name == name and limit.on_change(stored) and limit.limited:
+            elif limit.record_name == name and limit.on_change(stored) and limit.limited:
                 limit.wake()
 
     def snapshot(self) -> list[dict[str, Any]]:
-        """Return the state of each key and endpoint with a limit."""
+        """Return the state of each key and endpoint with a limit, for statistics."""
         return [self._snapshot(limit) for limit in self._limits.values() if limit.limited]
 
     def configured(self) -> list[dict[str, Any]]:
-        """Return the limits of the settings by endpoint; `variable` None is each key that has no limits of its own."""
+        """Return the limits of the settings by key and endpoint, for statistics.
+
+        Those with the `variable` None apply to each key that has no limits of its own.
+        """
         found = []
         for variable in islice((None, *self._options.keys), _MAX_CONFIGURED):
             for operation in OPERATIONS:
-                rates = self._rates(variable or "", operation.name)
+                endpoint = operation.name
+                rates = self._rates(variable or "", endpoint)
                 if rates.limited:
-                    found.append(
-                        {
-                            "variable": variable,
-                            "endpoint": operation.name,
-                            **_shown(rates),
-                            "dry_run": self._options.dry_run,
-                        }
-                    )
+                    dry_run = self._options.dry_run
+                    found.append({"variable": variable, "endpoint": endpoint, **_shown(rates), "dry_run": dry_run})
         return found
 
     def _snapshot(self, limit: KeyLimit) -> dict[str, Any]:
@@ -198,48 +264,23 @@ class Limiter:
         await asyncio.gather(*(limit.aclose() for limit in self._limits.values()), self.keys.aclose())
 
     def _key_changed(self, use: KeyUse) -> None:
-        """Serve the calls that wait for a key, or fail them."""
+        """Serve the calls that wait for a key, or fail them: the key was unblocked or blocked."""
         if (limit := self._limits.get(use)) is not None:
             limit.trial = False
             limit.group.wake()
 
     def _rates(self, variable: str, endpoint: str) -> Rates:
+        """Return the limits that the settings have for a key and endpoint."""
         limits = self._options.of(variable)
         prefix = _operation(endpoint).limits
         names = ("requests_per_minute", "tokens_per_minute", "concurrent")
         return Rates(*(getattr(limits, f"{prefix}_{name}") for name in names))
 
-    def _open(self, variable: str, endpoint: str) -> KeyGroup:
-        members = self._pools.get(variable.upper(), (variable,))
-        existing = self._limits.get((members[0], endpoint))
-        group = existing.group if existing else KeyGroup(FairQueue(self._weights), pooled=len(members) > 1)
-        self._groups[variable, endpoint] = group
-        if existing is None:
-            for member in members:
-                limit = KeyLimit(
-                    member,
-                    endpoint,
-                    self._rates(member, endpoint),
-                    _operation(endpoint).min_tokens,
-                    self._store,
-                    self.keys,
-                    group,
-                    dry_run=self._options.dry_run,
-                )
-                self._limits[member, endpoint] = limit
-                limit.wake()  # reads the record, in which a 429 may have taught a limit
-            _weigh(group.limits)
-        return group
 
-
-def _weigh(limits: list[KeyLimit]) -> None:
-    """Weight the keys of a pool by their limits if all have one of the same kind."""
-    for name in ("requests", "tokens", "concurrent"):
-        found = [getattr(limit.rates, name) for limit in limits]
-        if all(found):
-            for limit, one in zip(limits, found, strict=True):
-                limit.weight = float(one)
-            return
+def _give_back(permit: asyncio.Future[Permit]) -> None:
+    """Give back a permit that a call got in the moment in which it was cancelled, or its wait ended."""
+    if permit.done() and not permit.cancelled() and permit.exception() is None:
+        permit.result().unsent()
 
 
 def _shown(rates: Rates) -> dict[str, int | None]:

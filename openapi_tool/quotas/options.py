@@ -1,4 +1,4 @@
-"""Settings of the rate limiter; imports no driver."""
+"""Section `limits` of the settings: limits of the upstream per key, plans, and pools of keys."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ Concurrent = Annotated[
     int | None, Field(ge=1, le=100_000, description="Maximum concurrent upstream requests of one key.")
 ]
 
-
 Plan = Literal["free", "paid", "premium"]
+"""Plan of a key at the upstream."""
+
 PLANS: Mapping[str, Mapping[str, int]] = MappingProxyType(
     {
         "free": {"search_requests_per_minute": 100, "reader_requests_per_minute": 500},
@@ -40,11 +41,12 @@ PLANS: Mapping[str, Mapping[str, int]] = MappingProxyType(
         "premium": {"search_requests_per_minute": 1_000, "reader_requests_per_minute": 5_000},
     }
 )
+"""Public limits of each plan, by the name of the setting."""
 
 
 @validated(frozen=True)
 class KeyLimits(Options):
-    """Limits of one key; an unset limit is that of the plan, and does not apply without one."""
+    """Limits of one key. A limit that is not set is that of the plan; without a plan, it does not apply."""
 
     plan: Annotated[
         Plan | None,
@@ -63,7 +65,7 @@ class KeyLimits(Options):
 
 @validated(frozen=True)
 class KeyPool(Options):
-    """Keys that share the load of one variable."""
+    """Keys that share the load of one variable of definitions."""
 
     keys: Annotated[
         tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...],
@@ -76,6 +78,10 @@ class KeyPool(Options):
         if len({key.upper() for key in keys}) < len(keys):
             raise ValueError("names a variable twice; name each once")
         return keys
+
+    def contains(self, variable: str) -> bool:
+        """Return whether a variable contains one of the keys; its case does not matter."""
+        return variable.upper() in (key.upper() for key in self.keys)
 
 
 @validated(frozen=True)
@@ -110,43 +116,60 @@ class LimitOptions(KeyLimits):
     ] = False
 
     @model_validator(mode="after")
-    def _names_are_variables(self) -> LimitOptions:
+    def _check_names(self) -> LimitOptions:
         for name in (*self.keys, *self.pools):
             if not VARIABLE.fullmatch(name):
                 raise ValueError("keys and pools must be names of environment variables; correct the others")
         for names in (self.keys, self.pools):
             if len({name.upper() for name in names}) < len(names):
                 raise ValueError("keys and pools are matched without regard to case; name each once")
-        variables = [variable.upper() for pool in self.pools.values() for variable in pool.keys]
-        if twice := next((name for name in variables if variables.count(name) > 1), None):
-            raise ValueError(f"pools: {twice} is in two of them; a key belongs to one")
-        for name, pool in self.pools.items():
-            if name.upper() in variables and name.upper() not in map(str.upper, pool.keys):
-                raise ValueError(f"pools.{name}: is a key of another pool; name it otherwise, or list its own key")
+        self._check_pools()
         return self
 
+    def _check_pools(self) -> None:
+        variables = [variable.upper() for variable in self.pooled]
+        for variable in variables:
+            if variables.count(variable) > 1:
+                raise ValueError(f"pools: {variable} is in two of them; a key belongs to one")
+        for name, pool in self.pools.items():
+            if name.upper() in variables and not pool.contains(name):
+                raise ValueError(f"pools.{name}: is a key of another pool; name it otherwise, or list its own key")
+
     def pool_name(self, variable: str) -> str | None:
-        """Return the pool of a key."""
-        return next((name for name, pool in self.pools.items() if variable.upper() in map(str.upper, pool.keys)), None)
+        """Return the name of the pool that a key is in; None if it is in none."""
+        for name, pool in self.pools.items():
+            if pool.contains(variable):
+                return name
+        return None
 
     @property
     def pooled(self) -> tuple[str, ...]:
-        """Return the variables of all pools."""
+        """Return the variables of the keys of all pools."""
         return tuple(key for pool in self.pools.values() for key in pool.keys)
-
-    def of(self, variable: str) -> KeyLimits:
-        """Return the limits of the key in a variable."""
-        own = next((limits for name, limits in self.keys.items() if name.upper() == variable.upper()), KeyLimits())
-        return KeyLimits(**{**_set_limits(self), **_set_limits(own)})
 
     @property
     def pool_of(self) -> dict[str, tuple[str, ...]]:
-        """Map the name of each pool and its variables, in upper case, to all its variables."""
-        return {name.upper(): pool.keys for alias, pool in self.pools.items() for name in (alias, *pool.keys)}
+        """Map the name of each pool, and each of its variables, in upper case, to all variables of the pool."""
+        found = {}
+        for pool_name, pool in self.pools.items():
+            for name in (pool_name, *pool.keys):
+                found[name.upper()] = pool.keys
+        return found
+
+    def of(self, variable: str) -> KeyLimits:
+        """Return the limits of the key in a variable: its own, and those of the section that it does not set."""
+        own: KeyLimits | None = None
+        for name, limits in self.keys.items():
+            if name.upper() == variable.upper():
+                own = limits
+        if own is None:
+            return KeyLimits(**_set_limits(self))
+        return KeyLimits(**{**_set_limits(self), **_set_limits(own)})
 
 
 def _set_limits(limits: KeyLimits) -> dict[str, Any]:
-    """Return the limits that are set, or that its plan sets."""
+    """Return the limits that are set, and those of the plan that are not, by the name of the setting."""
     found = {limit.name: getattr(limits, limit.name) for limit in fields(KeyLimits)}
-    plan = PLANS.get(found.pop("plan") or "", {})
-    return {**plan, **{name: value for name, value in found.items() if value is not None}}
+    plan = found.pop("plan")
+    set_limits = {name: value for name, value in found.items() if value is not None}
+    return {**PLANS.get(plan or "", {}), **set_limits}

@@ -1,4 +1,4 @@
-"""Days and months of budgets."""
+"""Days and months of budgets. An account has one record for each period."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 
 class Period(NamedTuple):
-    """Day (`2026-11-22`), month (`2026-11`) or no period, with its bounds in seconds since the epoch.
+    """Day (name `2026-11-22`), month (name `2026-11`), or all time (empty name).
 
-    `renews` is its end in ISO 8601.
+    It lasts from `start` until before `end`, in seconds since the epoch. `renews` is its end in ISO 8601.
     """
 
     name: str = ""
@@ -22,7 +22,7 @@ ALWAYS = Period()
 
 
 class Periods:
-    """Current day and month of the operator's time zone."""
+    """Days and months of the operator's time zone; the ones that were asked for last are kept."""
 
     def __init__(self, zone: tzinfo) -> None:
         self._zone = zone
@@ -39,10 +39,15 @@ class Periods:
         """Return the month at `now`."""
         if not self._month.start <= now < self._month.end:
             first = datetime.fromtimestamp(now, self._zone).date().replace(day=1)
-            following = (first + timedelta(days=31)).replace(day=1)
+            following = (first + timedelta(days=31)).replace(day=1)  # 31 days later is always in the next month
             self._month = self._between(first.strftime("%Y-%m"), first, following)
         return self._month
 
     def _between(self, name: str, first: date, following: date) -> Period:
-        start, end = (datetime(day.year, day.month, day.day, tzinfo=self._zone) for day in (first, following))
+        """Return the period from the beginning of a day until that of a `following` one."""
+        start = self._midnight(first)
+        end = self._midnight(following)
         return Period(name, start.timestamp(), end.timestamp(), end.isoformat())
+
+    def _midnight(self, day: date) -> datetime:
+        return datetime(day.year, day.month, day.day, tzinfo=self._zone)

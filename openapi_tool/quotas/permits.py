@@ -1,4 +1,7 @@
-"""Permits to send an upstream request, and their interfaces."""
+"""Permits to send an upstream request: what a call asks for, and what it gets.
+
+The engine asks `Permits` before each request. `Limiter` is the source of permits with limits; `Unlimited` has none.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,16 @@ from openapi_tool.tools.deadlines import Deadline
 
 
 class Slot(Protocol):
-    """Slot of one running call."""
+    """Slot of one running call: a process runs a limited number of calls at the same time."""
 
     def pause(self) -> None:
-        """Give up the slot while the call waits, unless too many calls are paused already."""
+        """Give the slot to another call while this one waits, unless too many calls are paused already."""
 
     def resume(self) -> None:
         """Take a slot again."""
 
     def sending(self) -> None:
-        """Record that the call sends a request: a drain waits for it."""
+        """Record that the call sends a request: a process that is to stop waits for it."""
 
 
 class NoSlot:
@@ -43,11 +46,12 @@ NO_SLOT = NoSlot()
 
 @dataclass(slots=True)
 class PermitRequest:
-    """A request to `endpoint`, as metrics, log lines and the records of quotas call an operation.
+    """What a call asks a permit for.
 
-    `agent`: whose turn it is to send. `slot` is given up while the request waits. `key` is the value of `variable`; a
-    pool may send another one. `call` is the number of the call in this process. `refused_by` are the variables of the
-    keys with which the upstream has refused the request.
+    `endpoint` is the name of the operation, as in metrics, log lines and the records of quotas. `variable` contains the
+    `key`; if it is in a pool, the permit may be for another key. Projects, and the agents of each, take turns: `agent`
+    says whose turn the request takes. `slot` is given up while the request waits. `call` is the number of the call in
+    this process. `refused_by` are the variables of the keys with which the upstream has refused the request so far.
     """
 
     variable: str
@@ -61,10 +65,12 @@ class PermitRequest:
 
 
 class Permit:
-    """Right to send one request with `key`, perhaps another than that of the request for it. This one is unlimited.
+    """Right to send one request with `key`, the value of `variable`: perhaps not the key that was asked for.
 
-    `variable` is that of the key. `is_sent`: the request got its connection. Then it is written, whatever happens, and
-    the upstream may charge for it.
+    `is_sent` says whether the request has got its connection. From then on it is written, whatever happens, and the
+    upstream may charge for it.
+
+    This class is the permit of a key without limits; it records nothing.
     """
 
     __slots__ = ("__weakref__", "is_sent", "key", "variable")
@@ -79,12 +85,12 @@ class Permit:
         self.is_sent = True
 
     def done(self, tokens: int) -> None:
-        """End the request; `tokens` is its cost."""
+        """End the request, which has succeeded; `tokens` is its cost."""
 
     def failed(self, error: ToolError) -> int:
-        """End the request with an error: a 429 pauses the key for all replicas, a refused key may be blocked.
+        """End the request with an error. A 429 pauses the key for all replicas; a key that was refused may be blocked.
 
-        Return how often the request may be sent again at once, with other keys of the pool; 0 without such a key.
+        Return how often the request may be sent again at once, with other keys of the pool; 0 if there is none.
         """
         del error
         return 0
@@ -100,7 +106,7 @@ class Permits(Protocol):
     """Source of permits."""
 
     async def acquire(self, wanted: PermitRequest) -> Permit:
-        """Wait for a permit. Raises RateLimited once none can come in time, and the error of a blocked key."""
+        """Wait for a permit. Raises RateLimited as soon as none can come in time, and the error of a blocked key."""
 
 
 class Unlimited:

@@ -1,4 +1,10 @@
-"""One shared record in this process: all that waits at the same moment is written at once."""
+"""One shared record in this process: of an account (`account`) or of the limit of a key (`key_limit`).
+
+Requests do not write the record themselves: a request adds an attempt, and one task of each record writes all that has
+come since its last write. An attempt gets into the record in two writes. The first reserves what the request is
+expected to cost, and a later one replaces that by its real cost. The record holds the ids of reserved attempts: so an
+attempt is charged once, also if nobody knows whether a write has succeeded.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +27,11 @@ from openapi_tool.tools.deadlines import Deadline
 
 log = logging.getLogger(__name__)
 
-SETTLE_S = 0.05  # for which a settlement waits for others, or for a reservation
+SETTLE_S = 0.05  # for which a cost waits for other costs and reservations, to be written with them
 END_MARGIN_S = 60.0  # from the deadline of a call until its requests have certainly ended
-_RETRY_S = 1.0  # after a failed write
-_CONFLICTS_S = 0.1  # after too many conflicts
-_NUMBERS = count()
+_RETRY_S = 1.0  # pause after a failed write
+_CONFLICTS_S = 0.1  # pause after a write that writes of other replicas have prevented again and again
+_NUMBERS = count()  # of the attempts of this process
 
 
 def encode(record: AccountRecord | LimitRecord) -> bytes:
@@ -36,9 +42,14 @@ def encode(record: AccountRecord | LimitRecord) -> bytes:
 class SharedRecord(ABC):
     """A record that contains the `attempts` of this process, and the task that writes it while there is a change.
 
-    The subclass changes the record in `apply`, again after each conflict, and takes the result over in `confirm`.
-    Neither awaits anything, so that each sees the attempts of one moment. `record_name` is the record's name in the
-    store, `outage` why that is unavailable. `restores`: a running attempt that the record has lost is reserved again.
+    For a write, the task calls methods of the subclass: `decode` to use the stored record, and `apply` to change it.
+    After a conflict it calls `abort`, and begins again with what another replica has stored. In the end it calls
+    `confirm` if the record was stored, or `abort` if that is not known. None of them awaits anything, so that each sees
+    the attempts of one moment. While the store is unavailable, `decide_offline` serves what waits.
+
+    `record_name` is the record's name in the store. `outage` is why the store is unavailable, empty if it is not.
+    `restores` tells what to do with a running attempt that was stored, and that the record no longer contains: True
+    reserves it again; with False, the record has charged it already.
     """
 
     record: AccountRecord | LimitRecord
@@ -48,22 +59,27 @@ class SharedRecord(ABC):
         self.record_name = record_name
         self.replica = replica
         self.now = clock
-        self.attempts: dict[str, Attempt] = {}
-        self.outage = ""
+        self.attempts: dict[str, Attempt] = {}  # by id: those that run, and those whose cost is not stored yet
+        self._settled: list[Attempt] = []  # by the last `apply`
+        # The store.
         self._store = store
-        self._known: Stored | None = None  # the last known record; None: it must be read
+        self._known: Stored | None = None  # the last known record, for the next write; None: it must be read
         self._readable: bytes | None = None  # its last readable value, which replaces a deleted or damaged one
-        self._settled: list[Attempt] = []  # by `apply`
-        self._is_unsure = False  # whether a write had an unknown outcome
-        self._retry_at = 0.0
-        self._event = asyncio.Event()
+        self._is_unsure = False  # whether the outcome of the last write is unknown
+        self.outage = ""
+        self._retry_at = 0.0  # during an outage; by the clock of the event loop
+        # The task that writes.
         self._task: asyncio.Task[None] | None = None
-        self._soon: asyncio.TimerHandle | None = None
-        self._flushing: list[asyncio.Future[None]] = []
+        self._woken = asyncio.Event()
+        self._wakes_soon: asyncio.TimerHandle | None = None
+        self._waiting_for_step: list[asyncio.Future[None]] = []
 
     @abstractmethod
     def decode(self, value: bytes | None) -> bool:
-        """Use a stored value, with its times corrected; return False, and use an empty record, if it is none."""
+        """Use a stored value, with its times corrected; return whether it is a readable record.
+
+        If it is none, use an empty record.
+        """
 
     @abstractmethod
     def apply(self, now: float) -> bool:
@@ -71,23 +87,23 @@ class SharedRecord(ABC):
 
     @abstractmethod
     def reserve_attempt(self, attempt: Attempt) -> None:
-        """Add an attempt to the record."""
+        """Add an attempt to the record, with what it is expected to cost."""
 
     @abstractmethod
     def settle_attempt(self, name: str, cost: Amount) -> None:
-        """Replace an attempt of the record by its cost."""
+        """Replace the attempt with the id `name` in the record by its cost."""
 
     @abstractmethod
     def confirm(self) -> None:
-        """Take over what `apply` did: it is stored, or it was nothing."""
+        """Act on what `apply` did: that is stored, or there was nothing to store."""
 
     @abstractmethod
     def abort(self) -> None:
-        """Undo what `apply` did besides changing the record: nobody knows whether it is stored."""
+        """Undo what `apply` did besides changing the record, as the record may not be stored."""
 
     @abstractmethod
     def begin_outage(self) -> None:
-        """Go on without the store, by the last known record; called once for each outage."""
+        """Prepare to go on without the store, by the last known record; called once for each outage."""
 
     @abstractmethod
     def decide_offline(self) -> None:
@@ -95,7 +111,7 @@ class SharedRecord(ABC):
 
     @abstractmethod
     def next_s(self) -> float | None:
-        """Return the seconds until the next change is due; None: it is only once `wake` is called."""
+        """Return the seconds until the record must be looked at again; None: only once `wake` is called."""
 
     @property
     def is_idle(self) -> bool:
@@ -104,65 +120,76 @@ class SharedRecord(ABC):
 
     @property
     def remembers(self) -> bool:
-        """Return whether a readable value is known, which would replace a damaged one."""
+        """Return whether a readable value of the record is known, which replaces a damaged one."""
         return self._readable is not None
 
     def settle_missing(self, attempt: Attempt) -> bool:  # noqa: ARG002
-        """Settle an attempt that has ended or expired, and is not in the record; return whether that changes it."""
+        """Charge an attempt that has ended or expired, and is not in the record; return whether the record changed."""
         return False
 
     def new_attempt(self, now: float, need: Amount, deadline: Deadline, project: str = "") -> Attempt:
-        """Return a new attempt of a call."""
+        """Return a new attempt of a call with this `deadline`."""
         until = now + max(0.0, deadline.remaining()) + END_MARGIN_S
         return Attempt(f"{self.replica}.{next(_NUMBERS):x}", now, need, until, project)
 
     def store_attempts(self, now: float) -> bool:
-        """Reserve what the record does not contain, settle what it contains and ended; return whether it changed."""
+        """Settle the attempts that have ended, and reserve those that run; return whether the record changed."""
         record = self.record
         changed = False
-        missing: list[Attempt] = []
+        to_reserve: list[Attempt] = []
         self._settled = []
         for attempt in self.attempts.values():
-            cost = attempt.cost if attempt.stored or attempt.cost == NOTHING else None  # else it is reserved first
+            # An attempt that is not stored is reserved first, and settled by a later write, unless it was not sent.
+            may_settle = attempt.stored or attempt.cost == NOTHING
+            cost = attempt.cost if may_settle else None
+            is_charged = attempt.stored and not self.restores
             if attempt.id in record.open:
                 if cost is not None:
                     self.settle_attempt(attempt.id, cost)
                     self._settled.append(attempt)
                     changed = True
-            elif cost is None and attempt.stored and not self.restores:
-                continue
+            elif cost is None and is_charged:
+                continue  # `settle_missing` corrects the charge once the attempt has ended
             elif cost is None and attempt.until > now:
-                missing.append(attempt)
+                to_reserve.append(attempt)
             else:
                 changed |= self.settle_missing(attempt)
                 self._settled.append(attempt)
-        prefix = f"{self.replica}."
-        for name in [name for name in record.open if name.startswith(prefix) and name not in self.attempts]:
-            self.settle_attempt(name, NOTHING)  # of a write that was believed to have failed: it was never sent
-            changed = True
-        for attempt in missing[: record.room]:  # the others once there is room
+        changed |= self._remove_unsent()
+        for attempt in to_reserve[: record.room]:  # the others once there is room
             self.reserve_attempt(attempt)
             changed = True
         return changed
 
+    def _remove_unsent(self) -> bool:
+        """Settle attempts of a write that seemed to have failed, and was stored: their requests were never sent."""
+        prefix = f"{self.replica}."
+        unsent = [name for name in self.record.open if name.startswith(prefix) and name not in self.attempts]
+        for name in unsent:
+            self.settle_attempt(name, NOTHING)
+        return bool(unsent)
+
     def wake(self) -> None:
-        """Write what there is to write now."""
-        if self._soon is not None:
-            self._soon.cancel()
-            self._soon = None
+        """Let the task look at the record now, and write what there is to write."""
+        if self._wakes_soon is not None:
+            self._wakes_soon.cancel()
+            self._wakes_soon = None
         if self.outage:
             self.decide_offline()
-        self._event.set()
+        self._woken.set()
         if self._task is None:
             self._task = in_background(self._run(), f"record {self.record_name}")
 
     def wake_soon(self) -> None:
-        """Write within SETTLE_S, so that what ends at about the same time is written at once."""
-        if self._soon is None:
-            self._soon = asyncio.get_running_loop().call_later(SETTLE_S, self.wake)
+        """Wake the task after `SETTLE_S`, so that one write stores all that ends at about the same time."""
+        if self._wakes_soon is None:
+            self._wakes_soon = asyncio.get_running_loop().call_later(SETTLE_S, self.wake)
 
     def on_change(self, stored: Stored) -> bool:
-        """Adopt a record that another replica wrote, unless a newer one is known; return whether it was adopted."""
+        """Adopt a record that another replica wrote; return whether it was adopted.
+
+        It is not if the known record is as new. During an outage none is, as the record is read at its end anyway.
+        """
         if self._known is None or stored.revision <= self._known.revision or self.outage:
             return False
         if not self.decode(stored.value):
@@ -175,7 +202,7 @@ class SharedRecord(ABC):
         self._known = None
 
     def forget(self) -> None:
-        """Start anew: an operator has deleted the record on purpose."""
+        """Begin with an empty record: an operator has deleted the stored one on purpose."""
         self._known = self._readable = None
         self.decode(None)
 
@@ -183,23 +210,24 @@ class SharedRecord(ABC):
         """Wait until the costs that are known now are stored, or the store has failed."""
         ended = [attempt.id for attempt in self.attempts.values() if attempt.cost is not None]
         while not self.outage and any(name in self.attempts for name in ended):
-            await self._stepped()
+            await self._wait_for_step()
 
     async def refresh(self) -> None:
         """Read the record now; in an outage the last known one stays."""
         self.must_read()
-        await self._stepped()
+        await self._wait_for_step()
 
-    async def _stepped(self) -> None:
+    async def _wait_for_step(self) -> None:
+        """Wake the task, and wait until it has ended a step (`_step`)."""
         stepped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._flushing.append(stepped)
+        self._waiting_for_step.append(stepped)
         self.wake()
         await stepped
 
     async def aclose(self) -> None:
         """Store all known costs, and stop."""
-        if self._soon is not None:
-            self._soon.cancel()
+        if self._wakes_soon is not None:
+            self._wakes_soon.cancel()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -209,24 +237,28 @@ class SharedRecord(ABC):
                     await self._update()
 
     async def _run(self) -> None:
+        """Step until nothing is due; `wake` starts this task again."""
         try:
             while True:
-                self._event.clear()
+                self._woken.clear()
                 pause_s = await self._step()
-                for written in self._flushing:
-                    if not written.done():
-                        written.set_result(None)
-                self._flushing.clear()
-                if pause_s is None and not self._event.is_set():
+                for stepped in self._waiting_for_step:
+                    if not stepped.done():
+                        stepped.set_result(None)
+                self._waiting_for_step.clear()
+                if pause_s is None and not self._woken.is_set():
                     return
                 with suppress(TimeoutError):
                     async with asyncio.timeout(pause_s):
-                        await self._event.wait()
+                        await self._woken.wait()
         finally:
             self._task = None
 
     async def _step(self) -> float | None:
-        """Write once, unless an outage was found a moment ago; return the seconds until the next step is due."""
+        """Write once, unless an outage was found less than `_RETRY_S` ago.
+
+        Return the seconds until the next step is due; None: only once `wake` is called.
+        """
         loop = asyncio.get_running_loop()
         if self.outage and loop.time() < self._retry_at:
             return self._retry_at - loop.time()
@@ -236,11 +268,7 @@ class SharedRecord(ABC):
             return _CONFLICTS_S
         except Unavailable as unavailable:
             self._retry_at = loop.time() + _RETRY_S
-            self.decode(self._readable)  # without what `apply` has added
-            if not self.outage:
-                self.outage = str(unavailable) or "unavailable"
-                self.begin_outage()
-            self.decide_offline()
+            self._go_on_without_store(unavailable)
             return _RETRY_S
         except Exception:  # a defect; if this task ended, every call would wait until its deadline
             log.exception(
@@ -248,9 +276,19 @@ class SharedRecord(ABC):
             )
             self._known = self._readable = None
             return _RETRY_S
-        return SETTLE_S if any(attempt.cost is not None for attempt in self.attempts.values()) else self.next_s()
+        has_costs_to_write = any(attempt.cost is not None for attempt in self.attempts.values())
+        return SETTLE_S if has_costs_to_write else self.next_s()
+
+    def _go_on_without_store(self, unavailable: Unavailable) -> None:
+        self.decode(self._readable)  # the last record that is known to be stored: without what `apply` has added
+        if not self.outage:
+            self.outage = str(unavailable) or "unavailable"
+            self.begin_outage()
+        self.decide_offline()
 
     async def _update(self) -> None:
+        """Change the stored record once. Raises Contended, Unavailable."""
+
         def changed(value: bytes | None) -> bytes | None:
             self.abort()
             if not self.decode(value):
@@ -258,7 +296,7 @@ class SharedRecord(ABC):
             return encode(self.record) if self.apply(self.now()) else None
 
         known = self._known
-        self._known = None  # if this fails: the record may have been written
+        self._known = None  # if the write fails, the record may have been stored: it must be read again
         try:
             stored = await change(self._store, self.record_name, changed, known)
         except BaseException:
@@ -275,7 +313,11 @@ class SharedRecord(ABC):
         self.confirm()
 
     def _adopt(self, revision: int, *, exists: bool = True) -> None:
-        """Keep the record as it was decoded: if its times were corrected again and again, they would never pass."""
+        """Keep the record for the next write; `exists` is False if nothing is stored.
+
+        It is kept with its times as `decode` has corrected them. If the stored bytes were kept, the next write would
+        decode them, and cap a time of a forged record at a moment after now again: that moment would never come.
+        """
         if exists:
             self._readable = encode(self.record)
         self._known = Stored(self._readable if exists else None, revision)

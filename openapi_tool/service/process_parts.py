@@ -22,7 +22,7 @@ from openapi_tool.jina.transport import AiohttpTransport, Resolver
 from openapi_tool.kernel.jetstream.instance import INSTANCE
 from openapi_tool.nats_client.server_clock import ServerClock
 from openapi_tool.nats_records.record_store import BUDGETS, LIMITS, RecordStore
-from openapi_tool.quotas.account import SCOPES
+from openapi_tool.options.budgets import SCOPES
 from openapi_tool.quotas.budgets import Budgets
 from openapi_tool.quotas.limiter import Limiter
 from openapi_tool.telemetry import metrics

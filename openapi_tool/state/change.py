@@ -1,4 +1,7 @@
-"""The compare-and-set loop, with the one retry policy of all shared records."""
+"""How a shared record is changed although other processes change it at the same time (compare and set).
+
+All shared records are changed by this one function, so that they all wait in the same way after conflicts.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,10 @@ from collections.abc import Callable
 
 from openapi_tool.state.port import Contended, Records, Stored
 
-_MAX_ATTEMPTS = 16
+_MAX_ATTEMPTS = 16  # for some 2 s at most, with the pauses below
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.005, 0.2
-"""Range of the random pauses after conflicts; each is up to twice as long as the last, so that storms calm down."""
+"""Longest pause after the first conflict, and after later ones. The longest pause doubles with each conflict, and the
+real one is random, so that many processes that write the same record do not meet again and again."""
 
 
 async def change(
@@ -18,9 +22,11 @@ async def change(
 ) -> Stored:
     """Apply a change to a record, again after each conflict; return the record as it is then.
 
-    `apply` maps the stored value to the new one; None writes nothing. It must have the same effect if its result was
-    stored already, as a failed write may have been. `known` saves the first read, if it is still current.
-    Raises Contended, Unavailable.
+    `apply` maps the stored value to the new one; if it returns None, nothing is written. It must cause no second change
+    if its result is stored already, as an earlier write that seemed to fail may have been stored.
+
+    `known` is what the caller takes for the stored record: if it is so, it saves the first read. If not, the first
+    write is a conflict. Raises Contended, Unavailable.
     """
     stored = known
     for attempt in range(_MAX_ATTEMPTS):
@@ -33,5 +39,6 @@ async def change(
         if revision is not None:
             return Stored(value, revision)
         stored = None
-        await asyncio.sleep(random.uniform(0, min(_FIRST_PAUSE_S * 2**attempt, _MAX_PAUSE_S)))  # noqa: S311
+        longest_s = min(_FIRST_PAUSE_S * 2**attempt, _MAX_PAUSE_S)
+        await asyncio.sleep(random.uniform(0, longest_s))  # noqa: S311
     raise Contended(key)

@@ -10,7 +10,7 @@ from openapi_tool.state.port import OnChange, Stored
 
 
 class MemoryRecords:
-    """Records in memory; several users of one object share them."""
+    """Records (`Records`) in memory; several users of one object share them."""
 
     def __init__(self) -> None:
         self._stored: dict[str, Stored] = {}
@@ -18,21 +18,22 @@ class MemoryRecords:
         self._watching: list[OnChange] = []
 
     async def read(self, key: str) -> Stored:
-        """See `Records`."""
+        """Return a record; `Stored()` if it was never written."""
         return self._stored.get(key, Stored())
 
     async def write(self, key: str, value: bytes, revision: int) -> int | None:
-        """See `Records`."""
+        """Replace a record that still has this revision, 0 if there is none; return the new revision, or None."""
         if self._stored.get(key, Stored()).revision != revision:
             return None
-        self._stored[key] = written = Stored(value, next(self._revisions))
+        written = Stored(value, next(self._revisions))
+        self._stored[key] = written
         for on_change in list(self._watching):
             on_change(key, written)
         return written.revision
 
     @asynccontextmanager
     async def watch(self, on_change: OnChange) -> AsyncIterator[None]:
-        """See `Records`."""
+        """Call `on_change` for changed records while the context is open."""
         self._watching.append(on_change)
         try:
             yield

@@ -1,4 +1,7 @@
-"""Shared state in KV buckets of NATS JetStream."""
+"""Shared state in KV buckets of NATS JetStream: `NatsKvRecords` and `NatsKvTexts` implement the port (`port`).
+
+A bucket is a stream whose subjects are `$KV.BUCKET.KEY`, and which keeps the last message of each subject.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +28,19 @@ from openapi_tool.nats_client.connection import outage_as_unavailable
 from openapi_tool.nats_client.connection_errors import Denied
 from openapi_tool.state.port import AccessDenied, OnChange, Stored
 
-MAX_VALUE_BYTES = 256 * 1024
-_MAX_DIGITS = 20  # of a revision
+MAX_VALUE_BYTES = 256 * 1024  # of a record or a part of a text
+_MAX_DIGITS = 20  # of a revision in a message: a longer number is no revision, and would be costly to read
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
     """Bucket with `replicas` copies, whose records expire `ttl_s` seconds after their last change (0: never).
 
-    Limits in bytes are unlimited if -1. Each change is published as `CHANGES.KEY`, unless `changes` is empty: revision,
-    line feed, value. A KV watcher would be a consumer, which the executor's NATS user may not create.
-    `restricted`: the keys of the bucket can be permitted one by one. `drops_oldest`: a write to a full bucket removes
-    the oldest records instead of failing.
+    `max_bytes` and `max_value_bytes` are unlimited if -1. If the bucket is full, a write fails; if `drops_oldest`, the
+    write removes the oldest records instead. If `restricted`, users can be permitted to read and write single keys.
+
+    If `changes` is set, each change is published on the subject `CHANGES.KEY`, as revision, line feed and value. The
+    watchers of nats-py are not used for this: they are consumers, which the executor's NATS user may not create.
     """
 
     name: str
@@ -63,9 +67,11 @@ class Bucket:
             return await jetstream.key_value(self.name)
 
     def _config(self) -> StreamConfig:
-        """Return the configuration of its stream, that of nats-py if keys need no permissions of their own.
+        """Return the configuration of its stream.
 
-        Direct gets can be permitted by key, other reads cannot. By a rollup one key removes the others.
+        Without `restricted` and `drops_oldest`, it is the one that nats-py creates. With one of them, direct gets are
+        allowed, as these can be permitted key by key, and rollups are not: by a rollup, whoever may write one key could
+        remove all others.
         """
         by_key = self.restricted or self.drops_oldest
         return StreamConfig(
@@ -85,7 +91,7 @@ class Bucket:
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Translate errors of NATS into those of the port; one of a reached limit then names the bucket."""
+        """Translate errors of NATS into those of the port; an error that JetStream reports then names the bucket."""
         with outage_as_unavailable():
             try:
                 yield
@@ -97,15 +103,18 @@ class Bucket:
 
 
 class NatsKvRecords:
-    """Records in a bucket. The first write creates a missing one.
+    """Records (`Records`) in a bucket. The first write creates the bucket if it is missing.
 
-    After an error the bucket is opened again, as it may have been replaced. With `from_leader`, reads need no direct
-    gets, and see each write that another server of the cluster confirmed before.
+    After an error the bucket is opened again, as an operator may have replaced it. A read may be answered by any server
+    of a cluster, also by one that lacks the last writes. With `from_leader`, the leader answers: a read sees each write
+    that was confirmed before.
     """
 
     def __init__(self, client: Client, bucket: Bucket, timeout_s: float = 5.0, *, from_leader: bool = False) -> None:
         self.bucket = bucket
-        self._client, self._timeout_s, self._from_leader = client, timeout_s, from_leader
+        self._client = client
+        self._timeout_s = timeout_s
+        self._from_leader = from_leader
         self._opened: KeyValue | None = None
 
     async def ensure(self) -> None:
@@ -114,7 +123,7 @@ class NatsKvRecords:
             await self._open()
 
     async def read(self, key: str) -> Stored:
-        """See `Records`."""
+        """Return a record; `Stored()` if it was never written, or the bucket is missing."""
         with self._errors():
             try:
                 opened = self._opened or self._use(await self._jetstream().key_value(self.bucket.name))
@@ -126,7 +135,7 @@ class NatsKvRecords:
         return Stored(entry.value or b"", entry.revision or 0)
 
     async def write(self, key: str, value: bytes, revision: int) -> int | None:
-        """See `Records`."""
+        """Replace a record that still has this revision, 0 if there is none; return the new revision, or None."""
         with self._errors():
             try:
                 opened = self._opened or await self._open()
@@ -141,17 +150,20 @@ class NatsKvRecords:
         return written
 
     async def put(self, key: str, value: bytes) -> None:
-        """See `ListedRecords`."""
+        """Store a record whatever its revision is (`ListedRecords`)."""
         with self._errors():
-            await (self._opened or await self._open()).put(key, value)
+            opened = self._opened or await self._open()
+            await opened.put(key, value)
 
     @asynccontextmanager
     async def watch(self, on_change: OnChange) -> AsyncIterator[None]:
-        """See `Records`."""
+        """Call `on_change` for changes that are published while the context is open (`Bucket.changes`)."""
 
         async def on_message(message: Msg) -> None:
+            # Anything else than a change may come: whoever may publish on the subject decides.
             number, _, value = message.data.partition(b"\n")
-            if number.isdigit() and len(number) < _MAX_DIGITS and len(value) <= MAX_VALUE_BYTES:
+            is_revision = number.isdigit() and len(number) < _MAX_DIGITS
+            if is_revision and len(value) <= MAX_VALUE_BYTES:
                 on_change(message.subject.removeprefix(f"{self.bucket.changes}."), Stored(value, int(number)))
 
         with self._errors():
@@ -169,6 +181,7 @@ class NatsKvRecords:
         return self._use(await self.bucket.open(self._jetstream()))
 
     def _use(self, opened: KeyValue) -> KeyValue:
+        """Use an open bucket from now on; return it, or one that reads from the leader."""
         if self._from_leader:
             name = self.bucket.name
             opened = KeyValue(name, self.bucket.stream, f"$KV.{name}.", self._jetstream(), direct=False)
@@ -177,6 +190,7 @@ class NatsKvRecords:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
+        """Translate errors of NATS into those of the port; after one, open the bucket again."""
         with self.bucket.errors():
             try:
                 yield
@@ -186,11 +200,15 @@ class NatsKvRecords:
 
 
 class NatsKvTexts:
-    """Texts in a bucket with a `ttl_s`; `prefix` begins the key of each, so that it can be permitted."""
+    """Texts (`Texts`) in a bucket with a `ttl_s`, of at most 256 KiB.
+
+    The key of each begins with `prefix`, so that a user can be permitted to use these keys only.
+    """
 
     def __init__(self, client: Client, bucket: Bucket, prefix: str) -> None:
         self.bucket = bucket
-        self._client, self._prefix = client, prefix
+        self._client = client
+        self._prefix = prefix
         self._records = NatsKvRecords(client, bucket)
 
     async def ensure(self) -> None:
@@ -198,17 +216,18 @@ class NatsKvTexts:
         await self._records.ensure()
 
     async def put(self, name: str, text: bytes) -> None:
-        """See `Texts`."""
+        """Store or replace a text."""
         with self.bucket.errors():
             opened = await self.bucket.open(self._client.jetstream())
             await opened.put(self._prefix + name, text)
 
     async def get(self, name: str) -> bytes | None:
-        """See `Texts`."""
-        return (await self._records.read(self._prefix + name)).value
+        """Return a text; None if there is none or it has expired."""
+        stored = await self._records.read(self._prefix + name)
+        return stored.value
 
     async def delete(self, name: str) -> None:
-        """See `Texts`."""
+        """Delete a text if there is one."""
         with self.bucket.errors(), suppress(BucketNotFoundError):
             opened = await self._client.jetstream().key_value(self.bucket.name)
             await opened.purge(self._prefix + name)

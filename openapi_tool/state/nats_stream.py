@@ -1,7 +1,10 @@
 """Messages that a stream of NATS JetStream holds, read in batches without a consumer.
 
-Whoever may create a consumer can have the server publish the messages on any subject. Servers before 2.11 know no
-batches and answer with one message at a time.
+Whoever may create a consumer can have the server publish the messages on any subject: so no user gets that permission,
+and messages are read by direct gets (`held_messages`). Servers before 2.11 know no batches, and answer with one message
+at a time.
+
+`ListedKvRecords` are records of a bucket that can be listed. `Stream` is a stream in which messages are stored.
 """
 
 from __future__ import annotations
@@ -22,11 +25,11 @@ from openapi_tool.nats_client.client import BusClient
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.state.nats_kv import Bucket, NatsKvRecords
 
-BATCH = 500
-_BATCH_BYTES = 4 * 2**20
-_TIMEOUT_S = 5.0
-_TRIES = 3
-_END_OF_BATCH, _NONE_FOUND = "204", "404"
+BATCH = 500  # messages
+_BATCH_BYTES = 4 * 2**20  # of the messages of a batch together
+_TIMEOUT_S = 5.0  # until the next message of a batch, or an answer about a stream
+_TRIES = 3  # to list a bucket that changes meanwhile
+_END_OF_BATCH, _NONE_FOUND = "204", "404"  # statuses of the message without data that ends a batch
 
 
 class Held(NamedTuple):
@@ -40,9 +43,10 @@ class Held(NamedTuple):
 
 
 async def held_messages(client: Client, stream: str, subject: str, first: int = 1) -> AsyncGenerator[Held, None]:
-    """Yield the messages of a subject (with wildcards) from the sequence `first`. Raises nats.errors.Error, OSError.
+    """Yield the messages of a subject (with wildcards) from the sequence `first` on.
 
-    The stream must exist and allow direct gets. Another server of a cluster may answer, which lacks the last messages.
+    The stream must exist and allow direct gets. Any server of a cluster may answer, also one that lacks the last
+    messages. Raises nats.errors.Error, OSError.
     """
     inbox = client.new_inbox()
     replies = await client.subscribe(inbox)
@@ -55,10 +59,11 @@ async def held_messages(client: Client, stream: str, subject: str, first: int = 
             while in_batch:
                 message = await replies.next_msg(timeout=_TIMEOUT_S)
                 headers = message.headers or {}
-                if status := headers.get(Header.STATUS):
+                status = headers.get(Header.STATUS)
+                if status:
                     more = _goes_on(status, message)
                     break
-                in_batch = "Nats-Num-Pending" in headers
+                in_batch = "Nats-Num-Pending" in headers  # else the server knows no batches: this message is all
                 held = _held(message, headers)
                 first = held.sequence + 1
                 yield held
@@ -68,7 +73,7 @@ async def held_messages(client: Client, stream: str, subject: str, first: int = 
 
 
 def _goes_on(status: str, message: Msg) -> bool:
-    """Return whether messages follow a batch that ended with this status. Raises APIError."""
+    """Return whether more messages follow after the batch that `message` has ended. Raises APIError."""
     if status == _NONE_FOUND:
         return False
     headers = message.headers or {}
@@ -84,39 +89,56 @@ def _held(message: Msg, headers: dict[str, str]) -> Held:
 
 
 class ListedKvRecords(NatsKvRecords):
-    """Records of a bucket that can be listed; they are read again only if any was written meanwhile."""
+    """Records of a bucket that can be listed (`ListedRecords`).
+
+    The last list is kept, and used again if nothing was written since then.
+    """
 
     def __init__(self, client: BusClient, bucket: Bucket, timeout_s: float = 2.0) -> None:
         super().__init__(client, bucket, timeout_s)
         self._bus = client
         self._listed: dict[str, bytes] = {}
-        self._listed_at: object = None
+        self._listed_at: object = None  # state of the stream of which `_listed` is the list
 
     async def all(self) -> dict[str, bytes]:
-        """See `ListedRecords`."""
+        """Return all records by key; each write that was confirmed before is among them."""
         if not self._bus.is_connected:
             raise Unavailable(": ".join(filter(None, ("NATS: no connection", self._bus.outage))))
         with self._errors():
             for _ in range(_TRIES):
-                jetstream = self._jetstream()
-                try:
-                    info = await jetstream.stream_info(self.bucket.stream)
-                except NotFoundError:
-                    return {}
-                state = info.state
-                mark = (info.created, state.first_seq, state.last_seq, state.messages)
-                if mark == self._listed_at:
-                    return self._listed
-                listed, seen = await self._read_all()
-                # The leader knows each confirmed write; what was read may come from a server that lags behind.
-                if not state.messages or seen >= ((await jetstream.get_last_msg(self.bucket.stream, ">")).seq or 0):
-                    self._listed, self._listed_at = listed, mark
+                listed = await self._list()
+                if listed is not None:
                     return listed
         raise Unavailable(f"NATS: bucket {self.bucket.name} changes while it is read, or its servers differ; try again")
 
+    async def _list(self) -> dict[str, bytes] | None:
+        """Return all records by key; None if what was read may lack a confirmed write."""
+        jetstream = self._jetstream()
+        try:
+            info = await jetstream.stream_info(self.bucket.stream)
+        except NotFoundError:
+            return {}
+        state = info.state
+        mark = (info.created, state.first_seq, state.last_seq, state.messages)
+        if mark == self._listed_at:
+            return self._listed
+        listed, seen = await self._read_all()
+        # What was read may come from a server that lags behind. The leader, which answers here, knows each write.
+        if not state.messages or seen >= await self._last_sequence():
+            self._listed = listed
+            self._listed_at = mark
+            return listed
+        return None
+
+    async def _last_sequence(self) -> int:
+        last = await self._jetstream().get_last_msg(self.bucket.stream, ">")
+        return last.seq or 0
+
     async def _read_all(self) -> tuple[dict[str, bytes], int]:
         """Return the records by key, and the last sequence that was read."""
-        listed, seen, prefix = {}, 0, f"$KV.{self.bucket.name}."
+        prefix = f"$KV.{self.bucket.name}."
+        listed = {}
+        seen = 0
         async with aclosing(held_messages(self._client, self.bucket.stream, f"{prefix}>")) as messages:
             async for held in messages:
                 seen = held.sequence
@@ -127,9 +149,9 @@ class ListedKvRecords(NatsKvRecords):
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Stream of the subjects `prefix`.>, whose messages expire `ttl_s` seconds after they were stored.
+    """Stream of the subjects `PREFIX.>`, whose messages expire `ttl_s` seconds after they were stored.
 
-    Beyond `max_bytes` the oldest are removed.
+    A message that does not fit into `max_bytes` removes the oldest ones.
     """
 
     name: str
@@ -139,7 +161,7 @@ class Stream:
     replicas: int = 1
 
     async def publish(self, client: BusClient, subject: str, data: bytes, timeout_s: float = 2.0) -> None:
-        """Store a message; create a missing stream. Raises nats.errors.Error, OSError."""
+        """Store a message; create the stream if it is missing. Raises nats.errors.Error, OSError."""
         try:
             await client.publish_to_stream(subject, data, {}, timeout_s)
         except NoStreamResponseError:
@@ -147,11 +169,12 @@ class Stream:
             await client.publish_to_stream(subject, data, {}, timeout_s)
 
     async def created(self, client: BusClient) -> object:
-        """Return the time at which the stream was created, None without one. Raises nats.errors.Error, OSError."""
+        """Return the time at which the stream was created; None if it is missing. Raises nats.errors.Error, OSError."""
         try:
-            return (await client.jetstream(timeout=_TIMEOUT_S).stream_info(self.name)).created
+            info = await client.jetstream(timeout=_TIMEOUT_S).stream_info(self.name)
         except NotFoundError:
             return None
+        return info.created
 
     async def _create(self, client: BusClient) -> None:
         config = StreamConfig(

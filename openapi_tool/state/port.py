@@ -1,4 +1,8 @@
-"""The port of shared state. No store is named here: `memory`, `nats_kv` and `sqlite` implement it."""
+"""The port of shared state: what its users see of a store.
+
+*Records* are small, and are read and changed by several processes at the same time. *Texts* may be large, and expire.
+The modules `memory`, `sqlite` and those whose names begin with `nats` implement them for one store each.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ class AccessDenied(Unavailable):
 
 
 class Contended(Unavailable):
-    """Others changed a record each time between read and write."""
+    """A record was not written: each time, another process changed it between read and write."""
 
     def __init__(self, key: str) -> None:
         super().__init__(f"others keep changing the shared record {key}; try again")
@@ -27,7 +31,7 @@ class Contended(Unavailable):
 class Stored(NamedTuple):
     """Value of a record and its revision, which each write raises.
 
-    Value None: the record was never written (then the revision is 0), was deleted, or has expired.
+    The value is None if the record was never written (then the revision is 0), was deleted, or has expired.
     """
 
     value: bytes | None = None
@@ -35,13 +39,14 @@ class Stored(NamedTuple):
 
 
 ALL_RECORDS = ""
-"""Name with which `OnChange` is called once an operator has deleted all records: nothing known of them counts."""
+"""Name with which `OnChange` is called once an operator has deleted all records. What a process knows of them must no
+longer be used or written."""
 
 OnChange = Callable[[str, Stored], None]
 
 
 class Records(Protocol):
-    """Records by key, of at most 256 KiB. Every method raises Unavailable, and AccessDenied of it.
+    """Records by key, of at most 256 KiB. Every method raises Unavailable, also its kind AccessDenied.
 
     Keys consist of letters, digits and `-_=.`, and neither begin nor end with a dot.
     """
@@ -56,27 +61,29 @@ class Records(Protocol):
         """
 
     def watch(self, on_change: OnChange) -> AbstractAsyncContextManager[None]:
-        """Call `on_change` for records that any process changes while the context is open.
+        """Call `on_change` with the key and the new value of records that any process changes.
 
-        A hint that saves reads: changes may be missed, come late or in another order. So compare revisions.
+        It is called while the context is open. Changes may be missed, come late or in another order: so a caller
+        compares revisions, and uses what it hears only to save reads.
         """
 
 
 class ListedRecords(Records, Protocol):
-    """Records that can be listed, of a bucket in which few are written."""
+    """Records that can be listed: of a bucket that is seldom written."""
 
     async def all(self) -> dict[str, bytes]:
-        """Return all records by key, with every write that was confirmed before."""
+        """Return all records by key; each write that was confirmed before is among them."""
 
     async def put(self, key: str, value: bytes) -> None:
-        """Store a record whatever its revision: one that only this process writes."""
+        """Store a record whatever its revision is; for records that only one process writes."""
 
 
 class Texts(Protocol):
     """Texts by name that expire some time after they were stored; every method raises Unavailable.
 
-    A name may begin with that of its owner and a dot. A full file drops texts of the owner with the most bytes first; a
-    bucket that is nearly full, the oldest of the owner who stores one.
+    A name may begin with that of its owner and a dot. If there is no room for a text, others are dropped. A state file
+    drops texts of the owner with the most bytes first. A NATS bucket that is nearly full drops the oldest texts of the
+    owner who stores one.
     """
 
     async def put(self, name: str, text: bytes) -> None:
@@ -93,4 +100,7 @@ class TextSets(Texts, Protocol):
     """Texts of which several belong together."""
 
     async def put_all(self, texts: Mapping[str, bytes]) -> None:
-        """Store all of these texts; a store without transactions stores the first one last, so that it tells of all."""
+        """Store all of these texts.
+
+        A store without transactions stores the first one last: if the first one is found, all were stored.
+        """

@@ -19,10 +19,11 @@ from openapi_tool.gateway.stored import text_name
 from openapi_tool.options.budgets import BudgetOptions
 from openapi_tool.protocol.errors import BudgetExceeded, Unavailable
 from openapi_tool.quotas.budgets import Budgets, Spender
-from openapi_tool.state import sqlite
+from openapi_tool.state import sqlite, sqlite_file
 from openapi_tool.state.change import change
 from openapi_tool.state.port import ALL_RECORDS
-from openapi_tool.state.sqlite import MEMORY, StateFile, StateUnusable, default_path
+from openapi_tool.state.sqlite import MEMORY, StateFile
+from openapi_tool.state.sqlite_file import StateUnusable, default_path
 from openapi_tool.tools.deadlines import Deadline
 from tests.gateway.conftest import until
 from tests.requirements import requirement
@@ -211,7 +212,7 @@ def test_the_default_is_in_the_state_folder_of_the_user(tmp_path: Path) -> None:
 
 
 def test_a_relative_home_is_no_place_for_it() -> None:
-    code = "import os; from openapi_tool.state.sqlite import default_path; print(default_path(os.environ))"
+    code = "import os; from openapi_tool.state.sqlite_file import default_path; print(default_path(os.environ))"
     done = subprocess.run(  # noqa: S603 - the interpreter
         [sys.executable, "-c", code], env={"HOME": "relative"}, capture_output=True, text=True, check=False
     )
@@ -347,7 +348,7 @@ def test_an_error_of_any_statement_of_the_start_is_named_with_a_remedy(
 async def test_a_process_that_holds_the_lock_is_named_as_the_cause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite, "_BUSY_S", 0.2)
+    monkeypatch.setattr(sqlite_file, "BUSY_S", 0.2)
     path = tmp_path / "gateway.sqlite3"
     async with aclosing(StateFile.open(path)) as state:
         other = sqlite3.connect(path, isolation_level=None)

@@ -29,7 +29,7 @@ from openapi_tool.quotas.limit_record import (
     Rates,
     Recovery,
     Replica,
-    WaitingCalls,
+    ReportedCalls,
     parse,
 )
 from openapi_tool.quotas.limiter import Limiter
@@ -78,7 +78,7 @@ def test_the_fullest_record_fits_into_its_bucket() -> None:
     for count in (1, 50, MAX_REPLICAS):
         limit, rates = LimitRecord(), Rates(5_000, 1_000_000, 5_000)
         for name in names[:count]:
-            waiting = {project_key(f"{name} {at}"): WaitingCalls(1_000, now) for at in range(min(20, 1_000 // count))}
+            waiting = {project_key(f"{name} {at}"): ReportedCalls(1_000, now) for at in range(min(20, 1_000 // count))}
             limit.replicas[name] = Replica(seen=now, waiting=waiting, counted=now)
         limit.recovery = Recovery(until=now, missing=names[:count], requests=5_000, tokens=1_000_000)
         account = unused({"scope": "session", "project": "x" * 255, "who": "x" * 255, "tool": "x" * 255})

@@ -16,8 +16,8 @@ from openapi_tool.cli.limits import blocked, combined
 from openapi_tool.jina.failures import key_failure, upstream_failure
 from openapi_tool.protocol.errors import AuthFailed, BudgetExceeded, ToolError, Unavailable
 from openapi_tool.protocol.projects import AgentKey
-from openapi_tool.quotas import keys
-from openapi_tool.quotas.keys import RETRIES_S, STATES, KeyRecord
+from openapi_tool.quotas import key_record
+from openapi_tool.quotas.key_record import RETRIES_S, STATES, KeyRecord
 from openapi_tool.quotas.limiter import Limiter
 from openapi_tool.quotas.options import KeyLimits, KeyPool, LimitOptions
 from openapi_tool.quotas.permits import Permit, PermitRequest
@@ -492,11 +492,11 @@ MUTATIONS: list[Callable[[dict[str, object]], object]] = [
 
 @requirement("keys.blocked")
 def test_a_record_of_a_key_that_is_none_is_empty() -> None:
-    record = KeyRecord(refusals={40102: keys.Refusal("r/1", 5.0)})
-    assert keys.decode(keys.encode(record), 9.0) == record
+    record = KeyRecord(refusals={40102: key_record.Refusal("r/1", 5.0)})
+    assert key_record.decode(key_record.encode(record), 9.0) == record
     for stored in (None, b"", b"null", b"[]", b"{}", b"\xff"):
-        assert keys.decode(stored, 9.0) == KeyRecord()
+        assert key_record.decode(stored, 9.0) == KeyRecord()
     for mutate in MUTATIONS:
-        value = orjson.loads(keys.encode(record))
+        value = orjson.loads(key_record.encode(record))
         mutate(value)
-        assert keys.decode(orjson.dumps(value), 9.0) == KeyRecord()
+        assert key_record.decode(orjson.dumps(value), 9.0) == KeyRecord()

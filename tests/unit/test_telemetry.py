@@ -40,7 +40,8 @@ from openapi_tool.nats_client.options import BusOptions, NatsOptions
 from openapi_tool.open_files import OUT_OF_FILES
 from openapi_tool.protocol.attempts import UpstreamAttempt
 from openapi_tool.protocol.tracing import SpanContext, TraceLink, parse_traceparent
-from openapi_tool.quotas.keys import KeyUse, RefusedKeys
+from openapi_tool.quotas.key_record import KeyUse
+from openapi_tool.quotas.refused_keys import RefusedKeys
 from openapi_tool.service.file_limit import file_limit_problem, fit_to_file_limit, health_connections
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry import calls, metrics, otlp
