@@ -649,7 +649,7 @@ LOSS = (
         "tests/races/test_budgets.py::test_sessions_that_are_refused_from_the_start_leave_no_record",
     ),
     Mutation(
-        "kernel/jetstream/pull_consumer.py",
+        "kernel/jetstream/look_ahead.py",
         "while batch := self._batch():",
         "while batch := 0:",
         "tests/wire/test_intake.py::test_a_command_behind_the_backlog_of_another_project_runs_next",

@@ -29,7 +29,8 @@ from openapi_tool.kernel.jetstream.heartbeats import Heartbeats
 from openapi_tool.kernel.jetstream.held import HeldCommand
 from openapi_tool.kernel.jetstream.intake import Intake
 from openapi_tool.kernel.jetstream.leases import Leases
-from openapi_tool.kernel.jetstream.pull_consumer import ConsumerGone, LookAhead, PullConsumer
+from openapi_tool.kernel.jetstream.look_ahead import LookAhead
+from openapi_tool.kernel.jetstream.pull_consumer import ConsumerGone, PullConsumer
 from openapi_tool.kernel.jetstream.running_calls import RunningCalls
 from openapi_tool.kernel.jetstream.scheduler import new_scheduler
 from openapi_tool.kernel.jetstream.slots import Slots
@@ -81,8 +82,8 @@ class CommandConsumer:
         # What happens to a command: held, run under a lease if need be, kept by heartbeats.
         self.leases = Leases(client, ack_wait_s, options.replicas, clock.time)
         self._intake = Intake(options.executor, new_scheduler(options.fairness), client.publish)
-        runner = CommandRunner(self.leases, dead_letters, handle, options.executor)
-        self._running = RunningCalls(runner.run, slots, options.executor.concurrency, self._ended)
+        self._command_runner = CommandRunner(self.leases, dead_letters, handle, options.executor)
+        self._running = RunningCalls(self._command_runner.run, slots, options.executor.concurrency, self._ended)
         self._heartbeats = Heartbeats(self.leases, ack_wait_s)
         self._stale_until = 0.0  # monotonic: a message that is received before this moment is held as stale
         # Fetching: None until the durable is found or created; `durable_error` is why it could not be, last.

@@ -19,7 +19,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from openapi_tool.kernel.jetstream.claimed_ids import ids_of
 from openapi_tool.kernel.jetstream.held import HeldCommand
-from openapi_tool.kernel.jetstream.pull_consumer import unsubscribe
+from openapi_tool.kernel.jetstream.pull_requests import unsubscribe
 from openapi_tool.nats_client.client import BusClient
 
 log = logging.getLogger(__name__)
