@@ -18,7 +18,8 @@ from openapi_tool.protocol.tracing import SpanContext, TraceLink, new_root, pars
 class TurnCondition:
     """Condition on which a result may be written (ADR 8): the worker has read the other results of the step.
 
-    Besides, the step's other commands must be at least `quiet_s` seconds old; if None, there must be none.
+    Another command of the step, whose result may come at any moment, counts as well. It is allowed only if it is at
+    least `quiet_s` seconds old; if `quiet_s` is None, no other command is allowed, of any age.
     """
 
     quiet_s: float | None
@@ -30,8 +31,13 @@ class TurnCondition:
 
     @classmethod
     def others_older_than(cls, quiet_s: float) -> TurnCondition:
-        """Return the condition that lets the step have other commands, of this age."""
+        """Return the condition that lets the step have other commands, of at least this age."""
         return cls(quiet_s)
+
+    @property
+    def needs_no_other(self) -> bool:
+        """Return whether the step must have no other command."""
+        return self.quiet_s is None
 
 
 MAX_DEPTH = 20

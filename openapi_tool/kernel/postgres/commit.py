@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
+from openapi_tool.protocol.cards import ArtifactCard
 from openapi_tool.protocol.report import Report
 
 RECENT = "created_at between now() - interval '10 s' and now() + interval '10 s'"
@@ -187,6 +188,13 @@ def turn_lock(report: Report) -> int:
     turn = report.acceptance.waiting_turn.agent_turn_id
     owner = f"openapi_tool\0{report.project_id}\0{report.acceptance.identity.agent_id}\0{turn}"
     return int.from_bytes(hashlib.blake2b(owner.encode("utf-8", "surrogatepass"), digest_size=8).digest(), signed=True)
+
+
+def artifact_values(artifact: ArtifactCard | None) -> tuple[Any, ...]:
+    """Return the last parameters of COMMIT, all null without an artifact."""
+    if artifact is None:
+        return (None,) * 4
+    return artifact.card_id, artifact.content, artifact.metadata, artifact.ttl_s
 
 
 def sample_commit(*own: object) -> tuple[Any, ...]:
