@@ -583,7 +583,7 @@ LOSS = (
         "tests/wire/test_reliability.py::test_a_result_waits_for_an_unavailable_database",
     ),
     Mutation(
-        "kernel/jetstream/durable_monitor.py",
+        "kernel/jetstream/durable_settings.py",
         "                await self._redeliver_skipped(durable)\n",
         "                pass\n",
         "tests/wire/test_storage.py::test_a_durable_whose_filter_was_wrong_redelivers_what_it_may_have_skipped",
