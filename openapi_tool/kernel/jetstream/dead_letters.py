@@ -1,4 +1,4 @@
-"""The stream that stores dead letters."""
+"""Store dead letters: records of commands that get no result, or that ended executors, in a stream of their own."""
 
 from __future__ import annotations
 
@@ -25,22 +25,28 @@ log = logging.getLogger(__name__)
 
 STREAM = "openapi_tool_dead_letters"
 SUBJECT_PREFIX = "openapi_tool.dead_letter"
-"""Prefix of the subjects. A project token follows, so that limits apply per project; earlier versions had none."""
+"""Beginning of the subjects. A token for the project follows, so that the limit per subject is one per project.
+
+In a stream that an earlier version created, this is the whole subject."""
 
 SUBJECT_FILTER = f"{SUBJECT_PREFIX}.*"
-NO_PROJECT = "=unreadable"
+NO_PROJECT = "=unreadable"  # token of a command without a project in its subject
+
+# Limits of the stream.
 _MAX_AGE_S = 7 * 24 * 3600
 _MAX_BYTES = 512 * 1024 * 1024
 _MAX_MESSAGES = 100_000
 _MAX_PER_PROJECT = 1_000  # of at most 180 kB, so that one project alone cannot fill the stream
 
 _TIMEOUT_S = 5.0
-_DISCARD_FROM_DELIVERY = 5  # during an outage; then the command is settled without a record
-_MAX_CONCURRENT = 2  # records being stored, shared fairly by projects: a flood must not take the CPU from calls
+_DISCARD_FROM_DELIVERY = 5  # number of the delivery from which on, in an outage, a command is settled without a record
+_MAX_CONCURRENT = 2  # records being stored at once, shared fairly by projects: a flood must not take the CPU from calls
 
-_STORE_FAILED = 10077  # error code of a full stream
+# Error codes of JetStream.
+_STORE_FAILED = 10077  # the stream is full
 _TOO_LARGE = 10054
-_PLAIN_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,100}")
+
+_PLAIN_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,100}")  # project that is its own token; others are hashed
 _HASH_CHARS = 32
 
 
@@ -52,14 +58,15 @@ class DeadLetters:
         self._redactor = redactor
         self._replicas = replicas
         self._turns = FairSemaphore(_MAX_CONCURRENT)
-        self._subject_per_project = True
-        self._inspected = False
+        self._subject_per_project = True  # False for a stream of an earlier version
+        self._inspected = False  # whether `inspect` has looked at the stream
 
     async def record(self, delivery: Delivery, reason: str, message: str) -> None:
         """Record why a command gets no result. The caller settles the command afterwards.
 
-        A record that the server refuses (stream full, no permission, too large) is logged, counted and discarded; in an
-        outage nats.errors.Error is raised before delivery `_DISCARD_FROM_DELIVERY`.
+        A record that the server refuses (stream full, no permission, too large) is logged, counted and discarded. In an
+        outage nats.errors.Error is raised, so that the command is delivered again; from delivery
+        `_DISCARD_FROM_DELIVERY` on the record is discarded then, too.
         """
         token = _token(delivery.subject)
         async with self._turns.permit(token):
@@ -84,7 +91,7 @@ class DeadLetters:
                 metrics.DEAD_LETTERS.labels(reason).inc()
 
     async def inspect(self) -> None:
-        """Check the configuration of an existing stream once, and warn of missing limits."""
+        """Look at an existing stream once: adapt to its subjects, and warn of missing limits."""
         if self._inspected:
             return
         try:
@@ -135,7 +142,7 @@ class DeadLetters:
 
 
 def _new_stream(replicas: int) -> StreamConfig:
-    """Limit records per project and in total. With `discard new` a full stream refuses new records."""
+    """Return the stream to create, with limits per project and in total. When it is full, it refuses new records."""
     return StreamConfig(
         name=STREAM,
         subjects=[SUBJECT_FILTER],
@@ -150,6 +157,7 @@ def _new_stream(replicas: int) -> StreamConfig:
 
 
 def _missing_limits(config: StreamConfig) -> Iterator[tuple[str, str]]:
+    """Yield each limit that the stream lacks, with the option of `nats stream edit` that sets it."""
     subjects = list(config.subjects or [])
     if SUBJECT_FILTER not in subjects:
         yield f"subject {SUBJECT_FILTER}", f"--subjects '{','.join([*subjects, SUBJECT_FILTER])}'"
@@ -166,9 +174,9 @@ def _missing_limits(config: StreamConfig) -> Iterator[tuple[str, str]]:
 
 
 def _token(subject: str) -> str:
-    """Return the subject token of a command's project: the name if it is plain, else its hash; NO_PROJECT without one.
+    """Return the token for a command's project: the project if it is plain, else `=` and its hash, or NO_PROJECT.
 
-    Only the subject can be trusted: NATS permissions limit it, but not headers and body.
+    The project is taken from the command's subject, which NATS permissions limit; headers and body can name any other.
     """
     project = project_of(subject)
     if _PLAIN_TOKEN.fullmatch(project):
@@ -180,6 +188,7 @@ def _token(subject: str) -> str:
 
 
 def _cause(error: Exception) -> str:
+    """Return why the server stored no record, as the metric of discarded dead letters names it."""
     code = error.err_code if isinstance(error, APIError) else None
     if isinstance(error, nats.errors.MaxPayloadError) or code == _TOO_LARGE:
         return "too_large"
