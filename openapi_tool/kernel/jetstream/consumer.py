@@ -4,8 +4,8 @@ The pull consumer fetches commands for free slots; while all slots are busy, the
 holds them, `RunningCalls` runs them. All replicas share one durable, JetStream's record of what is delivered and
 settled.
 
-A held command is *stale* if the server may have redelivered it elsewhere, since heartbeats did not reach it in time. A
-stale command needs a lease before it runs.
+A held command is *stale* if the server may have redelivered it elsewhere, because its heartbeats did not reach the
+server in time. A stale command needs a lease before it runs. To *drain* is to stop without losing a command.
 """
 
 from __future__ import annotations
@@ -79,16 +79,17 @@ class CommandConsumer:
         self._fetch_mode = fetch_mode
         self._clock = clock
         self._slots = slots
-        # What happens to a command: held, run under a lease if need be, kept by heartbeats.
+        # What a command passes: it is held, runs under a lease if need be, and is kept by heartbeats meanwhile.
         self.leases = Leases(client, ack_wait_s, options.replicas, clock.time)
         self._intake = Intake(options.executor, new_scheduler(options.fairness), client.publish)
         self._command_runner = CommandRunner(self.leases, dead_letters, handle, options.executor)
         self._running = RunningCalls(self._command_runner.run, slots, options.executor.concurrency, self._ended)
         self._heartbeats = Heartbeats(self.leases, ack_wait_s)
         self._stale_until = 0.0  # monotonic: a message that is received before this moment is held as stale
-        # Fetching: None until the durable is found or created; `durable_error` is why it could not be, last.
-        self.durable: Durable | None = None
+        # From where commands are fetched. All three are None until the durable is found or created; `durable_error` is
+        # why the last attempt to do so, or to pull, failed.
         self.durable_error = ""
+        self.durable: Durable | None = None
         self._pull: PullConsumer | None = None
         self._look_ahead: LookAhead | None = None
         self._background_tasks: list[asyncio.Task[None]] = []  # of `start`
@@ -136,7 +137,7 @@ class CommandConsumer:
         _raise_if_ended(self._background_tasks)
 
     async def stop(self, grace_s: float, hand_back_s: float = _HAND_BACK_TIMEOUT_S) -> None:
-        """Stop fetching, hand back waiting commands, let calls finish, hand back the others.
+        """Drain: stop fetching, hand back waiting commands, let calls finish, hand back the others.
 
         1. At once: commands that wait for a slot, and calls that wait for a permit and have sent no request.
         2. After `grace_s` seconds: calls that have not finished; they are cancelled, which hands their commands back.
@@ -158,9 +159,9 @@ class CommandConsumer:
         log.info("draining", extra={"action": "drain.started", **fields})
         self._running.cancel_unsent()
         await self._running.wait_for_end(give_up_at - time.monotonic(), unless_ended=heartbeat)
-        handed_back, oldest_s = self.running, self._running.oldest_s()
+        handed_back, oldest_s = self.running, self._running.oldest_s()  # of the calls that are cancelled now
         await self._running.cancel_all(hand_back_s)
-        ended_early = [heartbeat] if heartbeat.done() else []
+        ended_early = [heartbeat] if heartbeat.done() else []  # a defect, unlike the end by the next line
         await _cancel(heartbeat)
         log.info("drained", extra={"action": "drain.finished", "handed_back": handed_back, "oldest_s": oldest_s})
         _raise_if_ended(ended_early)
@@ -228,7 +229,8 @@ class CommandConsumer:
 
     def use_ack_wait(self, seconds: float) -> None:
         """Use the durable's AckWait for heartbeats and leases."""
-        self._heartbeats.ack_wait_s = self.leases.duration_s = seconds
+        self._heartbeats.ack_wait_s = seconds
+        self.leases.duration_s = seconds
 
     def _wanted(self) -> int:
         """Return the number of commands to fetch for free slots."""
@@ -298,6 +300,7 @@ class CommandConsumer:
         self.wake()
 
     async def _send_heartbeats(self) -> None:
+        """Send heartbeats of held commands, and cancel overdue calls, until cancelled."""
         while True:
             await asyncio.sleep(self._heartbeats.check_every_s)
             if not self._client.is_connected:
@@ -314,5 +317,6 @@ def _raise_if_ended(background_tasks: Sequence[asyncio.Task[None]]) -> None:
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:
+    """Cancel a task and wait until it has ended."""
     task.cancel()
     await asyncio.wait([task])

@@ -147,8 +147,8 @@ class PullConsumer:
         self._renew_requested = False
         await self._unsubscribe()
         self._requested = 0
-        # Otherwise the request is sent again on this connection. Then keep the time, so that `silence_s` grows over all
-        # renewals until the server answers.
+        # If requests were open on this connection and are sent again now, the server still owes an answer: the time
+        # stays, so that `silence_s` grows over all renewals until the server answers.
         if self._reconnected or not self._wanted():
             self._unanswered_since = None
         await self._subscribe()
@@ -195,7 +195,7 @@ class PullConsumer:
 
     async def _on_message(self, message: Msg) -> None:
         status = server_status(message)
-        if status is None:
+        if status is None:  # a command
             self._refusals = 0
             if self._receive(message):
                 self._requested = max(0, self._requested - 1)
