@@ -29,6 +29,7 @@ from openapi_tool.telemetry.logs import CALL_FIELDS
 log = logging.getLogger(__name__)
 
 Handler = Callable[[Delivery], Awaitable[Settlement]]
+"""Handles the delivery of a command, and returns how it is to be settled (the pipeline)."""
 
 _ACK_TIMEOUT_S = 5.0  # until the server has confirmed an acknowledgement
 _HAND_BACK_TIMEOUT_S = 2.0  # after a cancellation, for a hand-back or to count a run
@@ -71,7 +72,7 @@ class CommandRunner:
         """Handle and settle a command; a cancellation does not interrupt a settlement that is decided."""
         CALL_FIELDS.set(partial(ids_of, held.delivery))
         try:
-            settlement = await self._own_and_handle(held)
+            settlement = await self._handle_under_lease(held)
             await shielded(self._settle(held, settlement), _SETTLE_S)
         except asyncio.CancelledError as cancelled:
             if held.settling:
@@ -82,8 +83,8 @@ class CommandRunner:
         except (nats.errors.Error, OSError, Unavailable) as error:
             _log_unsettled(held, error)
 
-    async def _own_and_handle(self, held: HeldCommand) -> Settlement | _RunLater:
-        """Handle a command; one that was redelivered only under its lease.
+    async def _handle_under_lease(self, held: HeldCommand) -> Settlement | _RunLater:
+        """Handle a command; if it was redelivered, only under its lease.
 
         If this run ends by a hand-back, it must not count as lost. `forgive_on_hand_back` says whether the hand-back
         has to take one off the lost runs in the command's lease record:

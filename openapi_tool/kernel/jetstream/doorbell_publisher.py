@@ -65,6 +65,7 @@ class DoorbellPublisher:
             raise Unavailable(f"NATS: cannot publish the doorbell: {type(error).__name__}: {error}") from error
 
     async def _publish(self, doorbell: Doorbell) -> bool:
+        """Publish once. Return False after a permanent error, and raise any other."""
         try:
             await self.client.publish_to_stream(doorbell.subject, doorbell.body, dict(doorbell.headers), _TIMEOUT_S)
         except OUTAGE as error:
@@ -90,7 +91,8 @@ class DoorbellPublisher:
         """Return why JetStream stores no message at all, empty if it may store others."""
         stream = self.stream() or "the command stream"
         if isinstance(error, nats.js.errors.APIError):
-            reason, remedy = error.description or "", NOT_STORED.get(error.err_code or 0)
+            reason = error.description or ""
+            remedy = NOT_STORED.get(error.err_code or 0)
             is_of_one_subject = "per subject" in reason  # such a limit leaves room for other subjects
             if remedy is None or is_of_one_subject:
                 return ""
@@ -103,6 +105,7 @@ class DoorbellPublisher:
         return ""
 
     def _set_outage(self, why: str) -> None:
+        """Set `outage`, and call `changed` if it is another one."""
         changed = self.outage != why
         self.outage = why
         if not why:

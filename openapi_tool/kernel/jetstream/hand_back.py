@@ -59,7 +59,7 @@ class HandBackQueue:
         self._subject: str | None = None  # of notices, once `follow` has begun
 
     def add(self, message: Msg, held: HeldCommand | None, delay_s: float = 0.0) -> None:
-        """Hand back a message unrun, for redelivery after `delay_s` seconds; `held` is its held command."""
+        """Hand back a message unrun, for redelivery after `delay_s` seconds; `held` is its command if that is held."""
         never_run = held.never_run if held else self.take_never_run(message.metadata)
         hand_back = _HandBack(message, held, delay_s, never_run)
         self._queue.append(hand_back)

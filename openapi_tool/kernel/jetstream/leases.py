@@ -92,7 +92,7 @@ class Leases:
     ) -> None:
         self.duration_s = duration_s
         self._clock = clock
-        self._owner = secrets.token_hex(8)
+        self._owner = secrets.token_hex(8)  # id of this executor in records
         self.records = NatsKvRecords(client, Bucket(BUCKET, ttl_s=_TTL_S, replicas=replicas))
 
     async def take(self, delivery: Delivery) -> Lease | LeaseTaken:
@@ -128,7 +128,7 @@ class Leases:
         await self._change(lease.key, _without_owner)
 
     async def hand_back(self, delivery: Delivery, *, forgive: bool) -> None:
-        """Release the lease of a command that is not settled; `forgive` takes its run off the lost ones."""
+        """Release the lease of a command that is not settled; with `forgive` its run does not count as lost."""
 
         def handed_back(record: LeaseRecord) -> LeaseRecord:
             record = replace(record, lost=max(0, record.lost - int(forgive)))
@@ -149,10 +149,12 @@ class Leases:
         await self._change(lease.key, settled)
 
     def _with_event(self, record: LeaseRecord, event: str, delivery: int) -> LeaseRecord:
+        """Return a record with a further event, for `inspect`."""
         run_event = RunEvent(event, delivery, INSTANCE, round(self._clock(), 3))
         return replace(record, runs=(*record.runs, run_event)[-_MAX_EVENTS:])
 
     def _owned(self, record: LeaseRecord) -> LeaseRecord:
+        """Return a record of which this executor has the lease, for `duration_s` from now on."""
         return replace(record, owner=self._owner, expires_at=self._clock() + self.duration_s)
 
     async def _change(

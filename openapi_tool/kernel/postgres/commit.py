@@ -168,8 +168,8 @@ from turn, (
 ) as rows
 """
 _NO_NEW_CARD = """
-    :mode = 'test' and not exists (select from card)
-    or exists (select from card) and :artifact_id::text is not null and not exists (select from artifact)
+    (:mode = 'test' and not exists (select from card))
+    or (exists (select from card) and :artifact_id::text is not null and not exists (select from artifact))
 """
 
 # Each statement is a transaction of its own, without BEGIN. If an inbox row exists without its card, the insert of the

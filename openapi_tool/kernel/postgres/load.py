@@ -80,12 +80,15 @@ _CARDS_OF_ID = f"""(
         limit {_MAX_CARDS}
     ) as cards"""  # noqa: S608 - constants only
 
-# The definition fits if the texts of both columns together have at most MAX_ROW_BYTES bytes. The size of their jsonb is
-# cheaper to measure, so it is checked first, against a limit that no definition with a fitting text exceeds:
-# - The jsonb is largest compared with its text for a small number: 12 bytes for the 3 of "0, ". So it has at most four
-#   times the bytes of the text, the limit for a single column.
-# - Each column of a valid definition has at most MAX_VALUES (2,000) values (tools/bounds). So the jsonb of both has at
-#   most 2 * 2,000 * 9 = 36,000 bytes more than their text; the limit for the sum allows 65,536 more.
+# The jsonb of a value is largest compared with its text for a small number: 12 bytes instead of the 3 of "0, ". The
+# limits for jsonb follow from that and from MAX_ROW_BYTES, the limit for the texts of both columns together: - A column
+# has at most four times the bytes of its text. - A valid definition has at most 2,000 values in each column (MAX_VALUES
+# in tools/bounds). So both columns have at most   2 * 2,000 * (12 - 3) = 36,000 bytes more than their texts.
+_MAX_COLUMN_BYTES = 4 * MAX_ROW_BYTES
+_MAX_COLUMNS_BYTES = MAX_ROW_BYTES + 64 * 1024
+
+# `fits` says whether the texts of `parameters` and `options` are small enough to be read; null if Python cannot read a
+# number in them. Their jsonb is cheaper to measure, so it is checked first.
 _DEFINITION = f"""
     select
         tool_name, left(after_execution, 16) as after_execution, measured.fits,
@@ -95,9 +98,9 @@ _DEFINITION = f"""
     from resource.tools
     cross join lateral (
         select case
-            when pg_column_size(parameters) + pg_column_size(options) > {MAX_ROW_BYTES + 65_536} then false
-            when not {is_small("parameters")} and {uncompressed_bytes("parameters")} > {4 * MAX_ROW_BYTES} then false
-            when not {is_small("options")} and {uncompressed_bytes("options")} > {4 * MAX_ROW_BYTES} then false
+            when pg_column_size(parameters) + pg_column_size(options) > {_MAX_COLUMNS_BYTES} then false
+            when not {is_small("parameters")} and {uncompressed_bytes("parameters")} > {_MAX_COLUMN_BYTES} then false
+            when not {is_small("options")} and {uncompressed_bytes("options")} > {_MAX_COLUMN_BYTES} then false
             when not {is_small("parameters")} and {has_large_number("parameters")} then null
             when not {is_small("options")} and {has_large_number("options")} then null
             when {has_many_long_numbers()} then false
