@@ -29,6 +29,9 @@ BODY_SIZE_HEADER = "Nats-Msg-Size"  # size of a body that the server left out, i
 HEARTBEAT_NAMES = frozenset({"skills.task_watch", "skills.job_watch"})
 """Functions whose results a worker treats as heartbeats: no result may have these names (protocol section 3)."""
 
+INLINE_DATA = frozenset({"args", "arguments", "result"})
+"""Fields that are forbidden in a body: data belongs in cards."""
+
 
 @dataclass(frozen=True, slots=True)
 class BodyDigest:
@@ -100,9 +103,6 @@ class Command:
         return f"tool.{name}" if name in HEARTBEAT_NAMES else name
 
 
-INLINE_DATA = frozenset({"args", "arguments", "result"})  # body fields that are forbidden: data belongs in cards
-
-
 @dataclass(frozen=True, slots=True)
 class CommandBody:
     """Parsed body of a command.
@@ -136,6 +136,23 @@ def _parsed(data: bytes) -> CommandBody:
     return CommandBody(body, _problems(body))
 
 
+def _problems(body: JsonObject) -> list[str]:
+    """Return how the fields of a body break the protocol."""
+    problems = [
+        f"body field {name} must be a non-empty string of at most {MAX_ID_BYTES} bytes"
+        for name in ("tool_call_card_id", "tool_name")
+        if valid_name(body.get(name)) is None
+    ]
+    if valid_name(body.get("tool_name")) in HEARTBEAT_NAMES:
+        problems.append("body field tool_name is reserved: workers treat results of this name as heartbeats")
+    if body.get("after_execution") not in AFTER_EXECUTION:
+        problems.append("body field after_execution must be 'suspend' or 'terminate'")
+    inline = sorted(INLINE_DATA & body.keys())
+    if inline:
+        problems.append(f"inline data is forbidden in the body ({', '.join(inline)}): it belongs in the tool.call card")
+    return problems
+
+
 def command_of(subject: CommandSubject, identity: ClaimedIdentity, body: CommandBody) -> Command:
     """Return the decoded command; problems of identity and body make it a violation."""
     after_execution = body.fields.get("after_execution")
@@ -161,19 +178,3 @@ def valid_name(value: object) -> str | None:
     """Return a name or id without surrounding white space; None if it is empty, too long or no text."""
     text = storable_text(value).strip() if isinstance(value, str) else ""
     return text if text and not is_too_long(text) else None
-
-
-def _problems(body: JsonObject) -> list[str]:
-    problems = [
-        f"body field {name} must be a non-empty string of at most {MAX_ID_BYTES} bytes"
-        for name in ("tool_call_card_id", "tool_name")
-        if valid_name(body.get(name)) is None
-    ]
-    if valid_name(body.get("tool_name")) in HEARTBEAT_NAMES:
-        problems.append("body field tool_name is reserved: workers treat results of this name as heartbeats")
-    if body.get("after_execution") not in AFTER_EXECUTION:
-        problems.append("body field after_execution must be 'suspend' or 'terminate'")
-    inline = sorted(INLINE_DATA & body.keys())
-    if inline:
-        problems.append(f"inline data is forbidden in the body ({', '.join(inline)}): it belongs in the tool.call card")
-    return problems

@@ -81,14 +81,21 @@ def levels(root: object) -> Iterator[list[object]]:
 
     A level is built only when it is asked for.
     """
-    level = [root]
-    while level := [
-        member
-        for value in level
-        if isinstance(value, dict | list)
-        for member in (value.values() if isinstance(value, dict) else value)
-    ]:
+    level = _members([root])
+    while level:
         yield level
+        level = _members(level)
+
+
+def _members(values: list[object]) -> list[object]:
+    """Return the members of all objects and arrays among some values."""
+    members: list[object] = []
+    for value in values:
+        if isinstance(value, dict):
+            members.extend(value.values())
+        elif isinstance(value, list):
+            members.extend(value)
+    return members
 
 
 def is_deeper_than(value: object, limit: int) -> bool:

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import nats.errors
 from nats.aio.client import Client
-from nats.js.api import DiscardPolicy, StreamConfig
+from nats.js.api import DiscardPolicy, StreamConfig, StreamInfo
 from nats.js.errors import APIError, BadRequestError, NoStreamResponseError, NotFoundError
 
 from openapi_tool.concurrency.fair_semaphore import FairSemaphore
@@ -71,7 +71,11 @@ class DeadLetters:
         token = _token(delivery.subject)
         async with self._turns.permit(token):
             letter = dead_letter(delivery, reason, message, self._redactor)
-            fields = {"reason": reason, "subject": letter.subject, "stream_sequence": letter.stream_sequence}
+            fields: dict[str, object] = {
+                "reason": reason,
+                "subject": letter.subject,
+                "stream_sequence": letter.stream_sequence,
+            }
             fields |= {name: value for name, value in letter.identity().items() if value}
             log.error("command dead-lettered: %s", letter.message, extra={"action": "call.dead_lettered"} | fields)
             try:
@@ -80,13 +84,7 @@ class DeadLetters:
                 cause = _cause(error)
                 if cause == "unavailable" and delivery.number < _DISCARD_FROM_DELIVERY:
                     raise
-                metrics.DEAD_LETTERS_DISCARDED.labels(cause).inc()
-                log.error(  # noqa: TRY400 - refused by the server, not a defect
-                    "cannot store a dead letter in stream %s; it is discarded: %s",
-                    STREAM,
-                    error,
-                    extra={"action": "dead_letters.discarded", "cause": cause} | fields,
-                )
+                _report_discarded(error, cause, fields)
             else:
                 metrics.DEAD_LETTERS.labels(reason).inc()
 
@@ -102,6 +100,7 @@ class DeadLetters:
         self._inspected = True
 
     async def _publish(self, token: str, letter: DeadLetter) -> None:
+        """Publish a record; if there is no stream for it, create the stream and publish again."""
         record = encode(letter, self._client.max_payload)
         jetstream = self._client.jetstream()
         try:
@@ -115,16 +114,19 @@ class DeadLetters:
 
     async def ensure(self) -> None:
         """Create the stream if it is missing. Raises nats.errors.Error."""
+        try:
+            info = await self._client.jetstream().stream_info(STREAM)
+        except NotFoundError:
+            info = await self._create()
+        self._adapt_to(info.config)
+
+    async def _create(self) -> StreamInfo:
         jetstream = self._client.jetstream()
         try:
-            info = await jetstream.stream_info(STREAM)
-        except NotFoundError:
-            try:
-                info = await jetstream.add_stream(_new_stream(self._replicas))
-            except BadRequestError:
-                log.info("another replica created the dead letter stream", extra={"action": "dead_letters.raced"})
-                info = await jetstream.stream_info(STREAM)
-        self._adapt_to(info.config)
+            return await jetstream.add_stream(_new_stream(self._replicas))
+        except BadRequestError:
+            log.info("another replica created the dead letter stream", extra={"action": "dead_letters.raced"})
+            return await jetstream.stream_info(STREAM)
 
     def _adapt_to(self, config: StreamConfig) -> None:
         """Use the subjects that the stream stores, and warn of limits that it lacks."""
@@ -139,6 +141,16 @@ class DeadLetters:
                 " ".join(missing.values()),
                 extra={"action": "dead_letters.unlimited"},
             )
+
+
+def _report_discarded(error: Exception, cause: str, fields: dict[str, object]) -> None:
+    metrics.DEAD_LETTERS_DISCARDED.labels(cause).inc()
+    log.error(
+        "cannot store a dead letter in stream %s; it is discarded: %s",
+        STREAM,
+        error,
+        extra={"action": "dead_letters.discarded", "cause": cause} | fields,
+    )
 
 
 def _new_stream(replicas: int) -> StreamConfig:

@@ -77,13 +77,23 @@ class DurableMonitor:
             why = ": ".join(filter(None, ("no connection", self._client.outage)))
             self._record(connection=why, consumer="no connection")
             return
-        durable, reason = self._consumer.durable, self._consumer.durable_error
+        durable = self._consumer.durable
         if durable is None:
-            if reason or self._was_found:
-                self._record(connection="", consumer=reason or "the durable is not found or created yet")
-            else:
-                self._health.record(NATS, ok=True)  # still starting: a missing durable is no problem yet
+            self._record_missing()
             return
+        await self._check_durable(durable)
+        self._health.clock_offset_s = self._clock.local_offset_s
+        metrics.CLOCK_OFFSET.set(self._clock.local_offset_s or 0.0)
+
+    def _record_missing(self) -> None:
+        """Record that the durable is not found or created yet, which is no problem while the process starts."""
+        reason = self._consumer.durable_error
+        if reason or self._was_found:
+            self._record(connection="", consumer=reason or "the durable is not found or created yet")
+        else:
+            self._health.record(NATS, ok=True)
+
+    async def _check_durable(self, durable: Durable) -> None:
         try:
             state = await observe(self._client, durable, self._clock)
             _export(state)
@@ -98,8 +108,6 @@ class DurableMonitor:
             self._record(connection="", consumer=f"JetStream cannot answer: {error}")
         except (nats.errors.Error, OSError) as error:
             await self._no_answer(error)
-        self._health.clock_offset_s = self._clock.local_offset_s
-        metrics.CLOCK_OFFSET.set(self._clock.local_offset_s or 0.0)
 
     def _problem(self, state: DurableState) -> str:
         """Return why no command can arrive, empty if one can."""

@@ -22,6 +22,7 @@ from openapi_tool.kernel.jetstream.hand_back import HandBackDelays, HandBackQueu
 from openapi_tool.kernel.jetstream.held import HeldCommand
 from openapi_tool.kernel.jetstream.scheduler import Scheduler
 from openapi_tool.options.executor import ExecutorOptions
+from openapi_tool.protocol.command import Delivery
 from openapi_tool.telemetry import metrics
 
 log = logging.getLogger(__name__)
@@ -87,13 +88,9 @@ class Intake:
                 extra={"action": "call.overlapping"} | ids_of(delivery),
             )
             return None
-        # If all earlier deliveries were handed back unrun, no run can be lost, and this one is like a first delivery.
         if delivery.number > 1 and self.hand_backs.take_never_run(message.metadata):
-            if log.isEnabledFor(logging.DEBUG):
-                log.debug(
-                    "command redelivered that was handed back here",
-                    extra={"action": "call.redelivered", "attempt": delivery.number} | ids_of(delivery),
-                )
+            _log_redelivery(delivery)
+            # All earlier deliveries were handed back unrun. So no run can be lost, and this one is like the first.
             delivery = replace(delivery, number=1)
         now = time.monotonic()
         held = HeldCommand(message, delivery, started_at=now, heartbeat_at=now, stale=stale)
@@ -151,3 +148,11 @@ class Intake:
             )
         delay_s = self._delays.next(project, self._scheduler.ahead_of(project))
         self.hand_backs.add(message, held, delay_s)
+
+
+def _log_redelivery(delivery: Delivery) -> None:
+    if log.isEnabledFor(logging.DEBUG):  # else the ids would be read for nothing
+        log.debug(
+            "command redelivered that was handed back here",
+            extra={"action": "call.redelivered", "attempt": delivery.number} | ids_of(delivery),
+        )

@@ -173,15 +173,8 @@ class StorageMonitor:
 
     async def _check_stream(self, stream: str, written_bytes: int, create: Create | None) -> str:
         """Return why a stream cannot be used, empty if it can; one without `create` may be missing or unreadable."""
-        jetstream = self.client.jetstream(timeout=_TIMEOUT_S)
         try:
-            try:
-                info = await jetstream.stream_info(stream)
-            except NotFoundError:
-                if create is not None:
-                    await create()
-                    log.info("created %s", stream, extra={"action": "storage.created", "stream": stream})
-                return ""
+            info = await self._find_or_create(stream, create)
         except Denied as denied:
             return f"{stream}: {denied}" if create is not None else ""
         except AccessDenied as denied:  # by `create`
@@ -192,11 +185,24 @@ class StorageMonitor:
             # Without the records of quotas, limits and budgets go on with this replica's part (ADR 9), so that is no
             # problem. A missing bucket of quotas is created by the first write to it.
             return f"{stream} {failure_of_stream(error)}" if stream not in QUOTA_BYTES else ""
+        if info is None:
+            return ""
         if create is not None:
             self._warn_of_replicas(stream, info)
         if stream == _SHARED_BUCKET:
             self._warn_of_readable_keys(info)
         return problem_of_stream(info, written_bytes)
+
+    async def _find_or_create(self, stream: str, create: Create | None) -> StreamInfo | None:
+        """Return the state of a stream; if it is missing, create it if that is possible, and return None."""
+        try:
+            info: StreamInfo = await self.client.jetstream(timeout=_TIMEOUT_S).stream_info(stream)
+        except NotFoundError:
+            if create is not None:
+                await create()
+                log.info("created %s", stream, extra={"action": "storage.created", "stream": stream})
+            return None
+        return info
 
     def _warn_of_replicas(self, stream: str, info: StreamInfo) -> None:
         replicas = info.config.num_replicas or 1
