@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import orjson
 
-from openapi_tool.protocol.jsontext import JsonObject, loads
+from openapi_tool.protocol.jsontext import JsonObject, JsonValue, as_object, loads
 
 Parts = Sequence[bytes | bytearray]
 """The bytes of a payload in several parts, to be joined."""
@@ -78,15 +78,22 @@ def unpack(packed: bytes | bytearray) -> Payload:
     if len(view) < _LENGTH.size:
         raise ValueError("the payload is too short")
     (length,) = _LENGTH.unpack_from(view)
-    at = _LENGTH.size + length
-    head = loads(bytes(view[_LENGTH.size : at]))
-    value = head.get("value") if isinstance(head, dict) else None
-    lengths = head.get("lengths") if isinstance(head, dict) else None
+    end_of_head = _LENGTH.size + length
+    if len(view) < end_of_head:
+        raise ValueError("the payload is too short")
+    head = as_object(loads(bytes(view[_LENGTH.size : end_of_head])))
+    value, lengths = head.get("value"), head.get("lengths")
     if not isinstance(value, dict) or not isinstance(lengths, list):
         raise ValueError("the payload's head is no JSON object")  # noqa: TRY004 - of one kind with text that is no JSON
+    return Payload(value, _blobs(view[end_of_head:], lengths))
+
+
+def _blobs(view: memoryview, lengths: list[JsonValue]) -> list[memoryview]:
+    """Divide bytes into blobs of these lengths. Raises ValueError unless the lengths are those of all bytes."""
     if len(lengths) > _MAX_BLOBS:
         raise ValueError("the payload has too many parts")
     blobs: list[memoryview] = []
+    at = 0
     for size in lengths:
         if not isinstance(size, int) or not 0 <= size <= len(view) - at:
             raise ValueError("a length of the payload is wrong")
@@ -94,7 +101,7 @@ def unpack(packed: bytes | bytearray) -> Payload:
         at += size
     if at != len(view):
         raise ValueError("the payload is longer than its lengths say")
-    return Payload(value, blobs)
+    return blobs
 
 
 def _json(value: object) -> bytes:

@@ -53,11 +53,11 @@ class DurableMonitor:
         self._health = health
         self._capacity = DurableCapacity(client, options.nats.max_ack_pending)
         self._settings = DurableSettings(client, options, replicas)
-        # Of the checks so far: in a row without an answer, since the last good one a problem, the last leader.
-        self._unanswered = 0
-        self._had_problem = False
+        # What the checks so far have found.
+        self._unanswered = 0  # checks in a row without an answer
+        self._had_problem = False  # whether a check found a problem since the open pull request was last replaced
         self._was_found = False  # whether the durable was ever found
-        self._leader = ""
+        self._leader = ""  # of the durable, at the last check with an answer
         # The ack floor that was stored last, and when, on the monotonic clock.
         self._saved_floor = 0
         self._saved_at = -math.inf
@@ -94,6 +94,7 @@ class DurableMonitor:
             self._health.record(NATS, ok=True)
 
     async def _check_durable(self, durable: Durable) -> None:
+        """Ask the server for the state of the durable, and record what the answer, or its lack, shows."""
         try:
             state = await observe(self._client, durable, self._clock)
             _export(state)

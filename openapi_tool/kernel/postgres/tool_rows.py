@@ -30,15 +30,18 @@ from openapi_tool.tools.tool_names import RESERVED_NAMES
 _CONNECTIONS = 4  # most connections of a command
 _MAX_JSON_BYTES = 1_000_000  # of `parameters`, and of `options`, as text
 
-# Columns as they are read. A larger one of JSON is replaced by a text such as
-# `1234567 bytes as stored: too large to show`.
-_COLUMNS_IN_BOUNDS = ", ".join(
-    f"case when {fits(name, _MAX_JSON_BYTES)} then {name} "
-    f"else to_jsonb(format('%s{TOO_LARGE}', pg_column_size({name}))) end as {name}"
-    if name in ("parameters", "options")
-    else name
-    for name in COLUMNS
-)
+
+def _in_bounds(column: str) -> str:
+    """Return the SQL of a column; instead of JSON that is too large, a text: `1234567 bytes as stored: too large …`."""
+    if column not in ("parameters", "options"):
+        return column
+    return (
+        f"case when {fits(column, _MAX_JSON_BYTES)} then {column} "
+        f"else to_jsonb(format('%s{TOO_LARGE}', pg_column_size({column}))) end as {column}"
+    )
+
+
+_COLUMNS_IN_BOUNDS = ", ".join(map(_in_bounds, COLUMNS))
 _SELECT = f"select {_COLUMNS_IN_BOUNDS} from resource.tools where project_id = $1"  # noqa: S608 - constants only
 _UPSERT = """
 insert into resource.tools
