@@ -86,15 +86,17 @@ class Pipeline:
         order = ResultOrder(executor.min_result_delay_s, executor.commit_margin_s / 2, clock)
         self._executor = executor
         self._actor_id = actor_id
+        # Interfaces to other packages.
         self._dialect = dialect
         self._kernel = kernel
         self._runner = runner
         self._tracer = tracer
         self._clock = clock
-        self._parked = parked
         self._slot_of = slot_of
-        self._order = order
+        # Parts of the pipeline. A lock is for the copies of one call.
         self._call_locks = KeyedLock()
+        self._order = order
+        self._parked = parked
         self._call_runs = CallRuns(runner, kernel, limits, clock, actor_id, options.tools.artifact_ttl_s)
         self._committer = ResultCommitter(kernel, parked, order, executor.commit_retry_timeout_s)
         self._doorbell_sender = DoorbellSender(publisher, clock, limits)
