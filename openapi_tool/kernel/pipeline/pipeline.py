@@ -2,6 +2,9 @@
 
 The steps have modules of their own: `call_runs` runs a call, `commit` writes its result in the order that
 `result_order` sets, `doorbell_sender` wakes the worker. `existing_results` settles a call that needs no run.
+
+A result that could not be committed is *parked*: stored in NATS, so that the next delivery of the command commits it
+without another run (`parked_results`).
 """
 
 from __future__ import annotations
