@@ -129,10 +129,7 @@ class RateLimited(ToolError):
 
 
 class BudgetExceeded(ToolError):
-    """A budget of this service, or one of the upstream, is used up.
-
-    Of the upstream that is a token budget (409 with `upstream_status` 40904), or the balance (402).
-    """
+    """One of this service's budgets, a token budget (409 with status 40904) or the balance (402) is used up."""
 
     code = "budget_exceeded"
 
