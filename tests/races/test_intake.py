@@ -18,7 +18,7 @@ from openapi_tool.engine.call import Call
 from openapi_tool.engine.runner import ToolRunner
 from openapi_tool.kernel.jetstream.deliveries import delivery_of
 from openapi_tool.kernel.jetstream.fetch_mode import FetchMode
-from openapi_tool.kernel.jetstream.hand_back import HandBackDelays
+from openapi_tool.kernel.jetstream.hand_back_delays import HandBackDelays
 from openapi_tool.kernel.jetstream.heartbeats import _MAX_CONCURRENT, Heartbeats
 from openapi_tool.kernel.jetstream.held import HeldCommand
 from openapi_tool.kernel.jetstream.leases import Lease, Leases, lease_key

@@ -1,14 +1,12 @@
 """Hand commands back to the server unrun, which delivers them again, to any replica.
 
-`HandBackQueue` sends the hand-backs, and tells the other replicas by notices which commands were never run: these need
-no lease when they are redelivered. `HandBackDelays` computes after which time a surplus command should return.
+The other replicas are told by notices which commands were never run: these need no lease when they are redelivered.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -17,7 +15,6 @@ from typing import Annotated, Any, NamedTuple
 
 import nats.errors
 import orjson
-from cachetools import LRUCache
 from nats.aio.msg import Msg
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -33,7 +30,7 @@ Publish = Callable[[str, bytes], Awaitable[None]]
 
 _MAX_REMEMBERED = 20_000  # commands that were handed back unrun; each takes about 100 bytes
 _BATCH = 32  # commands to hand back before other tasks run, and in one notice
-_BATCH_TIMEOUT_S = 2.0
+_BATCH_TIMEOUT_S = 2.0  # of the notice and the hand-backs of one batch
 _NANOSECONDS = 1_000_000_000  # in a second
 
 _Number = Annotated[int, Field(gt=0, lt=2**64)]
@@ -47,7 +44,7 @@ def notice_subject(stream: str, durable: str) -> str:
 
 
 class HandBackQueue:
-    """Hands messages back, and calls `release` for each that was held."""
+    """Hands messages back in batches, and calls `release` for each command that was held."""
 
     def __init__(self, publish: Publish, release: Callable[[HeldCommand], None]) -> None:
         self._publish = publish
@@ -89,8 +86,8 @@ class HandBackQueue:
         return number == 1 or self._unrun_deliveries.pop(metadata.sequence.stream, 0) + 1 == number
 
     async def follow(self, client: BusClient, stream: str, durable: str) -> None:
-        """Exchange notices with the other replicas of a durable until cancelled."""
-        self._subject = notice_subject(stream, durable)  # stays: a drain still sends notices
+        """Receive the notices of the other replicas of a durable until cancelled; from now on send some, too."""
+        self._subject = notice_subject(stream, durable)  # stays afterwards, as a drain still sends notices
         subscription = await client.subscribe(self._subject, cb=self._on_notice)
         try:
             await asyncio.Event().wait()
@@ -163,41 +160,3 @@ class _HandBack(NamedTuple):
 def _delivery(message: Msg) -> tuple[int, int]:
     """Return stream sequence and delivery count."""
     return message.metadata.sequence.stream, message.metadata.num_delivered
-
-
-_MIN_DELAY_S = 0.1
-_MAX_DELAY_S = 10.0  # well below the time for which a worker waits, as the project's calls may become faster
-_ASSUMED_CALL_S = 0.1  # duration of a call, until one of the project has ended
-_MEAN_WEIGHT = 64  # the moving average of call durations is over about as many calls
-_MAX_MEANS = 4_096  # projects whose average is remembered
-
-
-class HandBackDelays:
-    """Computes redelivery delays, so that a command returns when a slot should be free for it.
-
-    Other commands run before it: those that wait here ahead of it, and those that its project had handed back earlier.
-    With 8 slots and calls of 2 s on average, one call begins every 0.25 s; so after 40 others it returns in 10 s.
-    """
-
-    def __init__(self, slots: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._slots = slots
-        self._clock = clock
-        self._mean_s: LRUCache[str, float] = LRUCache(_MAX_MEANS)  # duration of a call by project
-        self._next_at: dict[str, float] = {}  # when the last command that was handed back returns, by project
-
-    def finished(self, project: str, duration_s: float) -> None:
-        """Add the duration of a call to the moving average of its project."""
-        mean_s = self._mean_s.get(project, duration_s)
-        self._mean_s[project] = mean_s + (duration_s - mean_s) / _MEAN_WEIGHT
-
-    def next(self, project: str, ahead: int) -> float:
-        """Return the redelivery delay in seconds of the next command of a project; `ahead` commands wait before it."""
-        now = self._clock()
-        each_s = self._mean_s.get(project, _ASSUMED_CALL_S) / self._slots  # between the beginnings of two calls
-        after_waiting = now + ahead * each_s
-        after_handed_back = self._next_at.get(project, 0.0)
-        at = max(after_waiting, after_handed_back) + each_s
-        self._next_at[project] = min(at, now + _MAX_DELAY_S)
-        if len(self._next_at) > _MAX_REMEMBERED:
-            self._next_at = {name: due for name, due in self._next_at.items() if due > now}
-        return min(max(at - now, _MIN_DELAY_S), _MAX_DELAY_S)

@@ -18,7 +18,8 @@ from nats.aio.msg import Msg
 
 from openapi_tool.kernel.jetstream.claimed_ids import ids_of, project_of
 from openapi_tool.kernel.jetstream.deliveries import delivery_of, metadata_of
-from openapi_tool.kernel.jetstream.hand_back import HandBackDelays, HandBackQueue, Publish
+from openapi_tool.kernel.jetstream.hand_back import HandBackQueue, Publish
+from openapi_tool.kernel.jetstream.hand_back_delays import HandBackDelays
 from openapi_tool.kernel.jetstream.held import HeldCommand
 from openapi_tool.kernel.jetstream.scheduler import Scheduler
 from openapi_tool.options.executor import ExecutorOptions

@@ -48,12 +48,13 @@ class ResultCommitter:
         attempts = _Attempts(self.kernel, self.order, wait, result, card, report)
         commit_with_retries = partial(retried, attempts.next, on=Unavailable, wait=_BACKOFF, before_sleep=_log_retry)
         park_after_s = min(_PARK_AFTER_S, self.retry_timeout_s)
-        # First stage: retry until the result is parked for another executor.
+        # First stage: retry until it is time to park the result for another executor.
         try:
             return await commit_with_retries(stop=stop_after_delay(park_after_s))
         except (Exception, asyncio.CancelledError) as failure:
             parked = result.was_parked or await self.parked.park(wait.identity, result)
-            if parked or not isinstance(failure, Unavailable) or self.retry_timeout_s <= park_after_s:
+            may_retry = isinstance(failure, Unavailable) and self.retry_timeout_s > park_after_s
+            if parked or not may_retry:
                 raise
         # Second stage: the result could not be parked, so retry here for the rest of the time.
         try:
