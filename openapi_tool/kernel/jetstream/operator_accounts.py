@@ -45,10 +45,9 @@ def accounts_config(
     if executor is not None:
         main += _user(NatsUser.EXECUTOR, executor.over(None, inboxes[NatsUser.EXECUTOR]))
     main += ["    ]", "    exports: [", *_exports(operators), "    ]", "  }"]
-    own = [
-        line
-        for user, permissions in operators.items()
-        for line in (
+    own: list[str] = []
+    for user, permissions in operators.items():
+        own += [
             f"  {account_name(user)} {{",
             "    users: [",
             *_user(user, permissions.over(OPERATOR_DOMAIN, inboxes[user])),
@@ -57,8 +56,7 @@ def accounts_config(
             *_imports(permissions),
             "    ]",
             "  }",
-        )
-    ]
+        ]
     return "\n".join(["accounts {", *main, *own, "}"])
 
 

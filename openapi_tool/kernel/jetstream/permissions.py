@@ -59,6 +59,8 @@ def executor_permissions(options: DurableOptions, stream: str, *, session_key: b
     - `quotas`: whether the records of quotas are in the kernel's NATS, too.
     """
     notices = hand_back.notice_subject(stream, options.name)  # of commands that a replica handed back
+    project = options.filter_subject.split(".")[2]  # of cg.VERSION.PROJECT.…; `*` for all projects
+    key_record = f"$KV.{shared_bucket.BUCKET}.{stored_session_key.SESSION_KEY}"
     own = Permissions(
         (
             f"{_API}.STREAM.NAMES",
@@ -70,9 +72,7 @@ def executor_permissions(options: DurableOptions, stream: str, *, session_key: b
             f"{_API}.CONSUMER.RESET.{stream}.{options.name}",
             f"$JS.ACK.{stream}.{options.name}.>",
             # Doorbells of any channel: that of the waiting turn may differ from that of the command.
-            doorbell_filter(
-                options.version, options.filter_subject.split(".")[2]
-            ),  # the project in cg.VERSION.PROJECT.…
+            doorbell_filter(options.version, project),
             dead_letters.SUBJECT_PREFIX,  # the whole subject in a stream that an earlier version created
             dead_letters.SUBJECT_FILTER,
             replica_statistics.STATS_REPLIES,
@@ -81,7 +81,7 @@ def executor_permissions(options: DurableOptions, stream: str, *, session_key: b
             *_bucket(leases.BUCKET, leases.KEYS),
             *_bucket(parked_records.PARKED_BUCKET, parked_records.PARKED_KEYS),
             *_bucket(shared_bucket.BUCKET, f"{ack_floor.FLOOR_PREFIX}.{options.name}"),
-            *(() if session_key else (f"$KV.{shared_bucket.BUCKET}.{stored_session_key.SESSION_KEY}",)),
+            *(() if session_key else (key_record,)),
             _direct_get(shared_bucket.BUCKET, switches.SWITCHES_KEY),
             # Needed to write the record again if its bucket was deleted. Otherwise the next replica would start with
             # every tool enabled.
@@ -124,6 +124,10 @@ def gateway_permissions(
     - `quotas`: whether the records of quotas are in the same NATS.
     """
     name, subjects = stream
+    stored_key = (
+        f"{_API}.STREAM.MSG.GET.KV_{shared_bucket.BUCKET}",
+        f"$KV.{shared_bucket.BUCKET}.{stored_session_key.SESSION_KEY}",
+    )
     own = Permissions(
         (
             f"{_API}.STREAM.NAMES",
@@ -137,14 +141,7 @@ def gateway_permissions(
             *_created_stream(f"KV_{shared_bucket.BUCKET}"),
             _direct_get(shared_bucket.BUCKET, switches.SWITCHES_KEY),
             f"$KV.{shared_bucket.BUCKET}.{switches.SWITCHES_KEY}",
-            *(
-                ()
-                if session_key
-                else (
-                    f"{_API}.STREAM.MSG.GET.KV_{shared_bucket.BUCKET}",
-                    f"$KV.{shared_bucket.BUCKET}.{stored_session_key.SESSION_KEY}",
-                )
-            ),
+            *(() if session_key else stored_key),
         ),
         (_REPLIES, replica_statistics.STATS_SUBJECT),
     )
