@@ -50,8 +50,8 @@ class CallRuns:
             definition = await self.runner.parse_definition(call, record, parse_deadline)
             given = read_tool_call(records.card, call.identity.tool_call_id)
         except Exception as cause:  # noqa: BLE001 - logged by `failure_result`
-            name, started = delivered.command.function_name, delivered.facts.loaded
-            return ResultToCommit(self.runner.failure_result(call, name, cause, started=started))
+            name = delivered.command.function_name
+            return ResultToCommit(self.runner.failure_result(call, name, cause, started=delivered.facts.loaded))
         deadline = self.limits.deadline(self._age_s(delivered), definition.suspend_timeout_s, definition.timeout_s)
         result = await self._run_until(deadline, delivered, definition, given)
         if result.full_text is None:

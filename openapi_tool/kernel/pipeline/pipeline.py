@@ -82,7 +82,8 @@ class Pipeline:
         parked: ParkedResults,
         slot_of: Callable[[int], CallSlot],
     ) -> None:
-        executor, actor_id = options.executor, options.actor_id
+        executor = options.executor
+        actor_id = options.actor_id
         limits = TimeLimits(executor, options.tools)
         # A call ends `commit_margin_s` before its turn's deadline. Its result may wait for half of that time for its
         # order; the other half is for the commit.
@@ -249,7 +250,8 @@ class Pipeline:
 
     async def _write(self, delivered: DeliveredCall, result: ResultToCommit, card: ResultCard, report: Report) -> bool:
         """Write the rows of a result in the order of its turn; return whether they were written."""
-        facts, began = delivered.facts, time.monotonic()
+        facts = delivered.facts
+        began = time.monotonic()
         turn = delivered.acceptance.waiting_turn
         wait = self._order.begin(delivered.delivery, delivered.call.identity, turn, delivered.slot)
         await self._order.wait_for_suspension(wait)
@@ -261,7 +263,8 @@ class Pipeline:
         return written
 
     async def _send_doorbell(self, delivered: DeliveredCall, doorbell: Doorbell | None) -> None:
-        facts, began = delivered.facts, time.monotonic()
+        facts = delivered.facts
+        began = time.monotonic()
         await self._doorbell_sender.send(delivered.delivery, delivered.call.identity, delivered.records, doorbell)
         if doorbell is not None:
             facts.doorbell = began, time.monotonic()

@@ -18,6 +18,7 @@ from openapi_tool.protocol.report import Report
 VERSION = "v1r4"
 INBOX_COLUMN = "context_headers"
 
+# Headers of the row that reports an earlier result; empty if they are too large.
 _HEADERS = f"case when {fits('context_headers', MAX_HEADER_BYTES)} then context_headers else '{{}}' end"
 
 # The row that describes the waiting turn is the call's anchor row (`anchor`), which the kernel writes with the command.
