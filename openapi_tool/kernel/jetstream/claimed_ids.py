@@ -27,11 +27,13 @@ def ids_of(command: Delivery | Msg) -> dict[str, Any]:
 
     For a held command pass its delivery: its message was emptied (`deliveries.py`).
     """
-    subject, headers, data = command.subject, command.headers or {}, command.data
     sequence = command.stream_sequence if isinstance(command, Delivery) else command.metadata.sequence.stream
-    claimed = claimed_identity(subject, headers, data if len(data) <= _MAX_PARSED_BYTES else b"")
+    subject = command.subject
+    body = command.data if len(command.data) <= _MAX_PARSED_BYTES else b""
+    claimed = claimed_identity(subject, command.headers or {}, body)
     ids = {"protocol": subject.removeprefix("cg.").partition(".")[0], "project_id": project_of(subject)}
     ids |= {name: getattr(claimed, name) or "" for name in _IDS}
     if claimed.trace is not None:
         ids["trace_id"] = claimed.trace.trace_id
-    return {"stream_sequence": sequence, **{name: short(value, _MAX_LOGGED_CHARS) for name, value in ids.items()}}
+    shortened = {name: short(value, _MAX_LOGGED_CHARS) for name, value in ids.items()}
+    return {"stream_sequence": sequence, **shortened}

@@ -143,9 +143,10 @@ class KernelStore:
             row = await _unless_refused(write)
             if row is None or not (row["written"] or row["busy"]):
                 await require_writable(connection, self._sql, report)
-                try:  # again, as what refused every result may just have ended
+                # Once more: if the database refused every result, that may just have ended.
+                try:
                     row = await write()
-                except asyncpg.UniqueViolationError:
+                except asyncpg.UniqueViolationError:  # the inbox row exists without its card
                     return False
             if row["busy"]:
                 raise TurnBusy

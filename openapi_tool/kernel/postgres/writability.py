@@ -71,5 +71,7 @@ async def _refusal(connection: asyncpg.Connection, statements: Statements, card:
         return refusal_of(error)
     finally:
         await transaction.rollback()
-    discarded: str = row["discarded"]
-    return discarded and f"the database discards new rows of {discarded}, as a trigger does that returns null"
+    discarded: str = row["discarded"]  # tables of rows that were not stored
+    if not discarded:
+        return ""
+    return f"the database discards new rows of {discarded}, as a trigger does that returns null"
