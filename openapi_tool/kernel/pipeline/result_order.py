@@ -4,9 +4,9 @@ A worker defers a result by a second if it finds the result before it has suspen
 the turn at once. To save that second, results wait here for a few milliseconds. A call holds no slot while its result
 waits.
 
-- *Turn*: of an agent, which calls tools and is suspended until their results are there.
+- *Turn*: what an agent does at a stretch. It calls tools, and is suspended until their results are there.
 - *Step*: the calls that one answer of the model asks for; a turn has one or more steps.
-- *Busy*: a turn with an unread result, or with another command of the step whose result may come at any moment.
+- A turn is *busy* if it has an unread result, or another command of the step, whose result may come at any moment.
 """
 
 from __future__ import annotations
