@@ -18,10 +18,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from openapi_tool.kernel.jetstream.hand_back import HandBackDelays
+from openapi_tool.kernel.jetstream.hand_back_delays import HandBackDelays
 from openapi_tool.kernel.jetstream.held import HeldCommand
 from openapi_tool.kernel.jetstream.intake import MIN_LOOK_AHEAD
-from openapi_tool.kernel.jetstream.pull_consumer import JITTER, PAUSE_S
+from openapi_tool.kernel.jetstream.look_ahead import JITTER, PAUSE_S
 from openapi_tool.kernel.jetstream.scheduler import FairScheduler
 from openapi_tool.protocol.projects import AgentKey
 

@@ -1,4 +1,9 @@
-"""Functions that worker processes run, by name (`isolation/`). Imports pure code only."""
+"""Functions that worker processes run, by name.
+
+Such a process (`isolation/`) does work that may be slow or unsafe: what it reads comes from models or web pages. It has
+no connections and no secrets, so this module imports only code that needs neither. A task and its result are payloads:
+a JSON object with texts beside it (`protocol/payload.py`).
+"""
 
 from __future__ import annotations
 
@@ -15,6 +20,7 @@ from openapi_tool.tools.stored_search import SEARCH_TEXT, run_search_task
 
 
 def _check_arguments(task: Payload) -> bytes:
+    """Check arguments against a definition's schema; `misconfigured` is the answer if the schema is unusable."""
     try:
         return pack({}, [check_arguments(ArgumentCheck.of_text(task.blobs[0])).as_text()])
     except ToolMisconfigured as unusable:
@@ -22,6 +28,7 @@ def _check_arguments(task: Payload) -> bytes:
 
 
 def _check_definition(task: Payload) -> bytes:
+    """Check a stored definition: its columns `parameters` and `options` as one JSON array."""
     parameters, options = json.loads(bytes(task.blobs[0]))
     return pack(check_definition(parameters, options).as_json())
 

@@ -39,7 +39,7 @@ MONEY = (
         "tests/end_to_end/test_path.py::test_a_command_that_waited_too_long_is_not_begun",
     ),
     Mutation(
-        "kernel/pipeline/pipeline.py",
+        "kernel/pipeline/existing_results.py",
         "if not earlier.is_of_this_call:",
         "if not earlier:",
         "tests/wire/test_refusals.py::test_an_id_with_the_md5_of_an_answered_one_is_refused_before_anything_is_billed",
@@ -206,8 +206,8 @@ IDENTITY = (
         "tests/wire/test_refusals.py::test_an_agent_that_did_not_call_is_dead_lettered",
     ),
     Mutation(
-        "kernel/pipeline/pipeline.py",
-        "earlier.author_id == self._options.actor_id and not earlier.is_deleted",
+        "kernel/pipeline/existing_results.py",
+        "earlier.author_id == self.actor_id and not earlier.is_deleted",
         "not earlier.is_deleted",
         "tests/wire/test_answers.py::test_an_earlier_result_of_another_author_is_left_alone",
     ),
@@ -496,8 +496,8 @@ LOSS = (
         "tests/kernel/test_store.py::test_a_commit_whose_turn_or_edge_was_deleted_writes_no_card",
     ),
     Mutation(
-        "kernel/pipeline/pipeline.py",
-        "await self._order.write(wait, write, partial(self._kernel.is_turn_busy, report))",
+        "kernel/pipeline/existing_results.py",
+        "await self.order.write(wait, write, partial(self.kernel.is_turn_busy, report))",
         "pass",
         "tests/wire/test_answers.py::test_our_earlier_unreported_result_is_reported_with_a_doorbell",
     ),
@@ -583,7 +583,7 @@ LOSS = (
         "tests/wire/test_reliability.py::test_a_result_waits_for_an_unavailable_database",
     ),
     Mutation(
-        "kernel/jetstream/durable_monitor.py",
+        "kernel/jetstream/durable_settings.py",
         "                await self._redeliver_skipped(durable)\n",
         "                pass\n",
         "tests/wire/test_storage.py::test_a_durable_whose_filter_was_wrong_redelivers_what_it_may_have_skipped",
@@ -649,7 +649,7 @@ LOSS = (
         "tests/races/test_budgets.py::test_sessions_that_are_refused_from_the_start_leave_no_record",
     ),
     Mutation(
-        "kernel/jetstream/pull_consumer.py",
+        "kernel/jetstream/look_ahead.py",
         "while batch := self._batch():",
         "while batch := 0:",
         "tests/wire/test_intake.py::test_a_command_behind_the_backlog_of_another_project_runs_next",

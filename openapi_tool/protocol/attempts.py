@@ -1,4 +1,4 @@
-"""Upstream requests of one call, as its result and its span show them."""
+"""Upstream requests of one call, as its result card and its span show them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from dataclasses import dataclass
 from openapi_tool.protocol.result_objects import AttemptObject
 
 MAX_ATTEMPTS = 64
-"""Recorded attempts of one call; a batch with retries may have more."""
+"""Attempts of one call that are recorded; a batch with retries may have more."""
 
 
 @dataclass(slots=True)
 class UpstreamAttempt:
-    """One upstream request; `began` is on the monotonic clock, `resends` counts earlier attempts to send the same.
+    """One upstream request.
 
-    `seconds`, `http_status` and `error_code` are None until the attempt ends; then `http_status` is None without a
-    response, `error_code` without an error.
+    - `began`: when it was sent, in seconds on the monotonic clock.
+    - `resends`: how often the same request was sent before.
+    - `seconds`: how long it took; None until it has ended.
+    - `http_status`: None without a response.
+    - `error_code`: None without an error.
     """
 
     began: float
@@ -28,7 +31,7 @@ class UpstreamAttempt:
     error_code: str | None = None
 
     def end(self, now: float, error_code: str | None = None) -> None:
-        """Record the end."""
+        """Record the end at `now`, on the monotonic clock."""
         self.seconds = now - self.began
         self.error_code = error_code
 

@@ -1,4 +1,4 @@
-"""Cards: read a tool.call, build a tool.result (protocol section 3)."""
+"""Cards: read a tool.call, build a tool.result and the artifact with the whole text of one (protocol section 3)."""
 
 from __future__ import annotations
 
@@ -23,16 +23,18 @@ ARTIFACT = "tool.artifact"
 LINEAGE = ("step_id", "trace_id", "parent_step_id")
 """Metadata that result and artifact cards copy from the call's card."""
 
+# Limits of a tool.call card's content, and of the arguments in it.
 MAX_CONTENT_BYTES = 256 * 1024
-MAX_ARGUMENT_VALUES = 1_000  # at all levels
-MAX_ARGUMENT_DEPTH = 20
+MAX_ARGUMENT_VALUES = 1_000  # values at all levels together
+MAX_ARGUMENT_DEPTH = 20  # levels
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """Call of a model; `arguments` are the model's, as `checked_arguments` returned them.
+    """Call of a model, with its `arguments` as `checked_arguments` returned them.
 
-    `defaults_applied` and `fixed_applied` name the arguments that the kernel's worker, not the model, put in its card.
+    Some of them are not the model's: the kernel's worker has put defaults and fixed values of the definition into the
+    card. `defaults_applied` and `fixed_applied` are the names of these.
     """
 
     arguments: Mapping[str, JsonValue]
@@ -41,7 +43,7 @@ class ToolCall:
 
 
 class ToolResultContent(ResultContent):
-    """Content of a tool.result card, complete."""
+    """Content of a tool.result card: the fields that its report repeats, and the others."""
 
     __type__: Literal["ToolResultContent"]
     result: object
@@ -60,7 +62,11 @@ class ResultCard:
 
 @dataclass(frozen=True, slots=True)
 class StoredText:
-    """Whole text of a truncated result, for the card `card_id`; `content` is the JSON of its TextContent."""
+    """Whole text of a truncated result, to be stored as the artifact card `card_id`.
+
+    `content` is the card's content (TextContent) as JSON. `chars` and `sha256` (hex) are of the text. `items` are the
+    places in it at which its parts begin.
+    """
 
     card_id: str
     content: bytearray
@@ -76,7 +82,7 @@ class StoredText:
 
 @dataclass(frozen=True, slots=True)
 class ArtifactCard:
-    """Card to be written with a StoredText; it expires after `ttl_s` seconds."""
+    """Artifact card to be written, with the whole text of a result; it expires after `ttl_s` seconds."""
 
     card_id: str
     tenant_id: str
@@ -91,7 +97,7 @@ def new_id(prefix: str = "") -> str:
 
 
 def read_tool_call(card: CardRecord | None, tool_call_id: str) -> ToolCall:
-    """Return the call of a card. Raises NotFound or BadRequest."""
+    """Return the call in the card that the command of `tool_call_id` names. Raises NotFound or BadRequest."""
     if card is None:
         raise NotFound("The tool call's card does not exist in this project; the calling system must save it first.")
     content, metadata = card.content, card.metadata
@@ -104,7 +110,7 @@ def read_tool_call(card: CardRecord | None, tool_call_id: str) -> ToolCall:
     if card.tool_call_id and card.tool_call_id != tool_call_id:
         raise BadRequest("The tool.call card belongs to another tool call than the command names.")
     for name in LINEAGE:
-        if not is_storable_id(metadata.get(name)):  # None is storable
+        if not is_storable_id(metadata.get(name)):  # a missing one (None) is storable
             raise BadRequest(f"The tool.call card's {name} is no text of at most {MAX_ID_BYTES} bytes.")
     return ToolCall(
         arguments=checked_arguments(content.get("arguments")),
@@ -114,7 +120,7 @@ def read_tool_call(card: CardRecord | None, tool_call_id: str) -> ToolCall:
 
 
 def checked_arguments(arguments: object) -> Mapping[str, JsonValue]:
-    """Return a model's arguments. Raises BadRequest."""
+    """Return a model's arguments, an empty object for null. Raises BadRequest for what is no object in the limits."""
     if arguments is None:
         return {}
     if not isinstance(arguments, dict):
@@ -126,7 +132,7 @@ def checked_arguments(arguments: object) -> Mapping[str, JsonValue]:
 
 
 def _check_shape(arguments: Mapping[str, JsonValue]) -> None:
-    """Refuse too many or too deeply nested arguments, before recursive functions process them."""
+    """Raise BadRequest for too many or too deeply nested arguments, before recursive functions process them."""
     count = 0
     for depth, level in enumerate(levels(arguments), start=1):
         count += len(level)
@@ -150,7 +156,7 @@ def result_card(
     error: ErrorObject | None,
     tool_output: ToolOutputObject | None,
 ) -> ResultCard:
-    """Build the tool.result card with exactly the fields that readers accept."""
+    """Return the tool.result card of a call, with exactly the fields that its readers accept."""
     metadata: dict[str, object] = {
         "type": TOOL_RESULT,
         "role": "tool",
@@ -177,9 +183,10 @@ def result_card(
 def artifact_card(
     actor_id: str, identity: CallIdentity, call_card: CardRecord | None, stored_text: StoredText, ttl_s: int
 ) -> ArtifactCard:
-    """Return the artifact card of the calling agent (tool-design section 3).
+    """Return the artifact card with the whole text of a result, for the calling agent (tool-design section 3).
 
-    Its column `tool_call_id` stays empty, because results are found by that column.
+    The tool call id is in its metadata only: the column `tool_call_id` stays empty, as results are found by that
+    column.
     """
     metadata: dict[str, JsonValue] = {
         "type": ARTIFACT,
@@ -208,6 +215,7 @@ def _now() -> str:
 
 
 def _lineage(identity: CallIdentity, call_card: CardRecord | None) -> dict[str, JsonValue]:
+    """Return the LINEAGE of the call's card; without a step there, the step of the command."""
     metadata = call_metadata(call_card, identity.tool_call_id)
     lineage = {name: metadata[name] for name in LINEAGE if name in metadata and is_storable_id(metadata[name])}
     if not lineage.get("step_id") and identity.step_id:
@@ -216,6 +224,7 @@ def _lineage(identity: CallIdentity, call_card: CardRecord | None) -> dict[str, 
 
 
 def _names(value: object) -> frozenset[str]:
+    """Return the texts in a JSON array, none for any other value."""
     if not isinstance(value, list):
         return frozenset()
     return frozenset(name for name in value if isinstance(name, str))

@@ -15,14 +15,22 @@ from openapi_tool.protocol.jsontext import JsonObject, loads, storable_text
 from openapi_tool.protocol.subjects import CommandSubject
 
 AfterExecution = Literal["suspend", "terminate"]
+"""What the turn does after the result: go on (`suspend`), or end (`terminate`)."""
+
 AFTER_EXECUTION = ("suspend", "terminate")
+
+# Limits of a command. A command beyond them is not run, and gets an error result.
 MAX_BODY_BYTES = 64 * 1024
-HEAD_BYTES = 8 * 1024  # what is kept of a body that is larger than MAX_BODY_BYTES
+HEAD_BYTES = 8 * 1024  # of a larger body, the beginning that is kept
 MAX_HEADER_BYTES = 64 * 1024
 MAX_HEADER_LINES = 256
-BODY_SIZE_HEADER = "Nats-Msg-Size"
+
+BODY_SIZE_HEADER = "Nats-Msg-Size"  # size of a body that the server left out, in bytes
 HEARTBEAT_NAMES = frozenset({"skills.task_watch", "skills.job_watch"})
 """Functions whose results a worker treats as heartbeats: no result may have these names (protocol section 3)."""
+
+INLINE_DATA = frozenset({"args", "arguments", "result"})
+"""Fields that are forbidden in a body: data belongs in cards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +50,13 @@ class BodyDigest:
 class Delivery:
     """Delivery of a command by the bus.
 
-    `published_at` is the stream's timestamp (UTC), the same for every redelivery; `number` is 1 for the first delivery,
-    2 for the second, and so on. An `exhausted` command, of which too many runs were lost, gets an error result without
-    another run. Of a body larger than MAX_BODY_BYTES, `data` is the first HEAD_BYTES, and `truncated_body` digests the
-    whole.
+    - `data`: the body; of one larger than MAX_BODY_BYTES only the first HEAD_BYTES.
+    - `truncated_body`: digest of the whole body if `data` is only a part of it, else None.
+    - `published_at`: the stream's timestamp (UTC), the same for every delivery.
+    - `number`: 1 for the first delivery, 2 for the second, and so on.
+    - `stream`, `stream_sequence`: place of the command.
+    - `exhausted`: whether too many runs of the command were lost, so that it gets an error result without another run.
+    - `headers_complete`: False if the headers exceed the limits, so that some are left out.
     """
 
     subject: str
@@ -70,7 +81,13 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Decoded command; one with a `violation` is not run, and has that error as result."""
+    """Decoded command.
+
+    - `suffix`: the end of its subject, which usually names the tool, too.
+    - `card_id`, `tool_name`, `after_execution`: fields of its body; None if they are missing or invalid.
+    - `violation`: error for a command that breaks the protocol. Such a command is not run, and gets this error as
+      result.
+    """
 
     identity: ClaimedIdentity
     suffix: str
@@ -86,14 +103,12 @@ class Command:
         return f"tool.{name}" if name in HEARTBEAT_NAMES else name
 
 
-INLINE_DATA = frozenset({"args", "arguments", "result"})  # body fields that are forbidden: data belongs in cards
-
-
 @dataclass(frozen=True, slots=True)
 class CommandBody:
     """Parsed body of a command.
 
-    `fields` is empty if the body is no JSON object. `problems` are the violations in it; a dialect adds its own.
+    `fields` is empty if the body is no JSON object. `problems` are the ways in which the body breaks the protocol; the
+    dialect of a version adds its own.
     """
 
     fields: JsonObject
@@ -101,7 +116,7 @@ class CommandBody:
 
 
 def read_body(delivery: Delivery) -> CommandBody:
-    """Parse a body and check the fields that all versions have. Raises nothing."""
+    """Parse the body of a delivery and check the fields that all versions have. Raises nothing."""
     if delivery.truncated_body is not None:
         body = CommandBody({}, [f"the body is larger than {MAX_BODY_BYTES:,} bytes"])
     else:
@@ -119,6 +134,23 @@ def _parsed(data: bytes) -> CommandBody:
     if not isinstance(body, dict):
         return CommandBody({}, ["the body is not a JSON object"])
     return CommandBody(body, _problems(body))
+
+
+def _problems(body: JsonObject) -> list[str]:
+    """Return how the fields of a body break the protocol."""
+    problems = [
+        f"body field {name} must be a non-empty string of at most {MAX_ID_BYTES} bytes"
+        for name in ("tool_call_card_id", "tool_name")
+        if valid_name(body.get(name)) is None
+    ]
+    if valid_name(body.get("tool_name")) in HEARTBEAT_NAMES:
+        problems.append("body field tool_name is reserved: workers treat results of this name as heartbeats")
+    if body.get("after_execution") not in AFTER_EXECUTION:
+        problems.append("body field after_execution must be 'suspend' or 'terminate'")
+    inline = sorted(INLINE_DATA & body.keys())
+    if inline:
+        problems.append(f"inline data is forbidden in the body ({', '.join(inline)}): it belongs in the tool.call card")
+    return problems
 
 
 def command_of(subject: CommandSubject, identity: ClaimedIdentity, body: CommandBody) -> Command:
@@ -146,19 +178,3 @@ def valid_name(value: object) -> str | None:
     """Return a name or id without surrounding white space; None if it is empty, too long or no text."""
     text = storable_text(value).strip() if isinstance(value, str) else ""
     return text if text and not is_too_long(text) else None
-
-
-def _problems(body: JsonObject) -> list[str]:
-    problems = [
-        f"body field {name} must be a non-empty string of at most {MAX_ID_BYTES} bytes"
-        for name in ("tool_call_card_id", "tool_name")
-        if valid_name(body.get(name)) is None
-    ]
-    if valid_name(body.get("tool_name")) in HEARTBEAT_NAMES:
-        problems.append("body field tool_name is reserved: workers treat results of this name as heartbeats")
-    if body.get("after_execution") not in AFTER_EXECUTION:
-        problems.append("body field after_execution must be 'suspend' or 'terminate'")
-    inline = sorted(INLINE_DATA & body.keys())
-    if inline:
-        problems.append(f"inline data is forbidden in the body ({', '.join(inline)}): it belongs in the tool.call card")
-    return problems

@@ -1,6 +1,7 @@
-"""Protocol versions: their interface, their implementations, and the unverified identity of a command of any version.
+"""Protocol versions: their common interface `Dialect`, and their implementations by version.
 
-A new version is added to `ProtocolVersion` and `_DIALECTS`.
+`claimed_identity` reads the ids of a command of any version, for logs and dead letters. A new version is added to
+`ProtocolVersion` and `_DIALECTS`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ DEFAULT_VERSION = ProtocolVersion.V1R4
 class Dialect(Protocol):
     """One version of the protocol, as the pipeline uses it; `actor_id` is the author of its reports.
 
-    `namespace` keeps its projects and sessions apart from equal ones of other versions; empty for one version.
+    `namespace` keeps projects and sessions of this version apart from those of other versions with the same ids. It is
+    empty for one of the versions (v1r4).
     """
 
     namespace: ClassVar[str]
@@ -49,10 +51,13 @@ class Dialect(Protocol):
 
     @staticmethod
     def claimed_identity(subject: CommandSubject, headers: Mapping[str, str], data: bytes) -> ClaimedIdentity:
-        """Return the ids in subject, headers and body; empty or None if unknown. Raises nothing."""
+        """Return the ids in subject, headers and body, unverified; empty or None if unknown. Raises nothing."""
 
     def accept(self, identity: CallIdentity, records: CallRecords) -> Acceptance:
-        """Check, before anything is billed, that the kernel will take the report. Raises ReportRefused."""
+        """Check, before anything is billed, that the kernel will take the report; return what the report needs.
+
+        Raises ReportRefused.
+        """
 
     def report(
         self, acceptance: Acceptance, span: SpanContext, tracestate: str | None, card_id: str, content: ResultContent
@@ -77,12 +82,15 @@ def dialect_of(version: ProtocolVersion, actor_id: str) -> Dialect:
 
 
 def namespace_of(version: ProtocolVersion) -> str:
-    """Return the namespace of a version (see `Dialect`)."""
+    """Return the namespace of a version, which keeps its projects apart from those of other versions."""
     return _DIALECTS[version].namespace
 
 
 def claimed_identity(subject: str, headers: Mapping[str, str], data: bytes) -> ClaimedIdentity:
-    """See `Dialect`."""
+    """Return the ids that a command of any version claims, unverified; empty or None if unknown. Raises nothing.
+
+    The subject may be that of no command: missing tokens are empty, and an unknown version is read as v1r4.
+    """
     tokens = [*subject.split(".", 4), "", "", "", ""]
     parsed = CommandSubject(tokens[1], tokens[2], tokens[3], "", "")
     return _DIALECTS.get(parsed.version, V1r4).claimed_identity(parsed, headers, data)

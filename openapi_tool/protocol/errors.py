@@ -12,7 +12,7 @@ Status = Literal["success", "failed", "timeout"]
 _IN_MESSAGE = frozenset({"problems", "results"})
 """Members of `detail` whose texts are also in the message.
 
-`as_error` omits them, as a model reads the whole error object, and would read them twice.
+`as_error` leaves them out: a model that reads the whole error object would read them twice.
 """
 
 
@@ -23,15 +23,22 @@ class ExecutorError(Exception):
 class ToolError(ExecutorError):
     """Failed call that gets a result card (protocol section 8).
 
-    The model sees only `message` (protocol section 7): what happened and what to do instead.
+    In the result card:
 
-    - `retryable`: the same request may work later, after `retry_after` seconds; `max_retries` limits its retries within
-      the call.
-    - `timed_out`: more time might have helped.
+    - `code`, `status`: kind of error, and status of the result.
+    - `message`: what happened and what to do instead. The model sees only this (protocol section 7).
+    - `detail`: further facts, as JSON.
+    - `retryable`: whether the same request may work later.
+    - `http_status`: the HTTP status of the upstream's response.
+
+    For the executor itself:
+
+    - `retry_after`: seconds after which a retry may work; `max_retries` limits the retries within the call.
+    - `timed_out`: whether more time might have helped.
     - `tokens`, `requests`: the cost upstream.
-    - `http_status`: the HTTP status of the upstream's response; `upstream_status`: the five-digit one in its body.
-    - `key_variable`: the variable of a blocked key.
-    - `is_concurrency`: a 429 says that too many requests are open, not that too many were sent.
+    - `upstream_status`: the five-digit status in the body of the upstream's response.
+    - `key_variable`: the settings variable of the key that the upstream has blocked.
+    - `is_concurrency`: whether a 429 says that too many requests are open, rather than that too many were sent.
     """
 
     code: ClassVar[str] = "internal_error"
@@ -64,7 +71,7 @@ class ToolError(ExecutorError):
 
     @property
     def message(self) -> str:
-        """What the model sees; the same as `str(error)`, also after it was replaced."""
+        """What the model sees. To set another message also changes `str(error)`."""
         return str(self.args[0])
 
     @message.setter
@@ -168,9 +175,9 @@ class InternalError(ToolError):
 
 
 class Unanswerable(ExecutorError):
-    """No result can reach a turn (protocol section 2), for a `reason` with a stable name.
+    """No result can reach a turn (protocol section 2), so the command becomes a dead letter.
 
-    With `terminate` the command's message is terminated, else acknowledged.
+    `reason` is a stable name of the cause. With `terminate` the command's message is terminated, else acknowledged.
     """
 
     terminate: ClassVar[bool] = True
@@ -190,8 +197,8 @@ class ReportRefused(Unanswerable):
 class Unavailable(ExecutorError):
     """PostgreSQL or NATS is unavailable; `problem` is the message without the remedy.
 
-    A gateway answers its calls nevertheless: what it could not store is logged, and what it could not look for counts
-    as absent.
+    A command of the kernel is then handed back. A gateway answers its calls nevertheless: it logs what it could not
+    store, and takes what it could not look up for absent.
     """
 
     def __init__(self, message: str) -> None:
@@ -217,10 +224,10 @@ class NeedsOperator(Unavailable):
 
 
 def without_traceback(error: E) -> E:
-    """Remove tracebacks and causes, whose frames keep the response alive, and return the error.
+    """Remove the tracebacks and causes of an error, and return it.
 
-    They form a cycle with the task. Garbage collection of those of many refused responses would block the event loop
-    for most of a second.
+    Their frames keep the upstream's response alive, and form a reference cycle with the task. The garbage collection of
+    many such responses at once would block the event loop for most of a second.
     """
     link: BaseException | None = error
     while link is not None:

@@ -1,4 +1,7 @@
-"""The caller's identity in subject, headers and tool.call card (protocol section 2)."""
+"""Who calls, by subject, headers and tool.call card of a command (protocol section 2).
+
+`ClaimedIdentity` is what the command says. `identify` completes it from the card, and returns a `CallIdentity`.
+"""
 
 from __future__ import annotations
 
@@ -44,12 +47,15 @@ CONTROL_FIELDS = frozenset(
         "recursion_depth",
     }
 )
-"""Names of ids of a call and its caller, as fields of a body."""
+"""Names under which a body might give ids of the call or its caller. In v1r4 they are forbidden there."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimedIdentity:
-    """Identity as a command claims it, and the problems found in it."""
+    """Identity as a command claims it, unverified; None where the command names no valid id.
+
+    `trace` is the sender's span, `problems` are the ways in which the headers break the protocol.
+    """
 
     project_id: str
     channel_id: str
@@ -70,7 +76,8 @@ class ClaimedIdentity:
 class CallIdentity:
     """Who calls: project and agent, to which sessions, cursors and stored texts belong, and the ids of the call.
 
-    An id that a door does not have is empty or None; a call of the kernel has channel, turn and tool call id.
+    A call of the kernel has channel, turn and tool call id. Calls that arrive by another door, such as a gateway, have
+    fewer ids; the others are empty or None. `trace` is the sender's span, `trace_id` that of the call.
     """
 
     project_id: str
@@ -89,7 +96,7 @@ class CallIdentity:
 
 
 def read_identity(subject: CommandSubject, headers: Mapping[str, str]) -> ClaimedIdentity:
-    """Return the claimed identity with all problems of the headers; an id without a valid header stays None."""
+    """Return the identity that subject and headers claim, with all problems of the headers."""
     reader = HeaderReader(headers)
     reader.must_equal(PROJECT, subject.project_id)
     reader.must_equal(CHANNEL, subject.channel_id)
@@ -138,7 +145,7 @@ def identify(claimed: ClaimedIdentity, card: CardRecord | None) -> CallIdentity:
 
 
 def unidentified() -> Unanswerable:
-    """Return the error of a command whose caller stays unknown."""
+    """Return the error for a command whose caller stays unknown."""
     return Unanswerable(
         "no_identity",
         f"neither command nor tool.call card name agent, turn (at most {MAX_ID_BYTES} bytes each) and tool call",
@@ -146,4 +153,5 @@ def unidentified() -> Unanswerable:
 
 
 def _id(value: object) -> str | None:
+    """Return a card's value if it is a valid id, else None."""
     return value if isinstance(value, str) and value and is_storable_id(value) else None

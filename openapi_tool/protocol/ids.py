@@ -1,11 +1,13 @@
-"""Ids: which ones the database can store and index."""
+"""Which ids the database can store and index."""
 
 from __future__ import annotations
 
 MAX_ID_BYTES = 512
-"""Limit of ids in UTF-8. Project, agent, turn and step are in B-tree indexes, whose rows are limited to 2,704 bytes:
-the database would refuse the result of a longer one after the call was billed. Of a tool call id, which a model
-provider may choose, indexes contain only the hash.
+"""Limit of the ids of project, agent, turn and step in UTF-8.
+
+They are in B-tree indexes, whose rows are limited to 2,704 bytes. With a longer id the database would refuse the
+result, after the call was billed. A tool call id, which a model provider may choose, may be longer: indexes contain
+only its hash.
 """
 
 

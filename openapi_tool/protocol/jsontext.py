@@ -1,4 +1,4 @@
-"""JSON, and values that jsonb accepts (protocol sections 3 and 10)."""
+"""Parse and write JSON, look into it, and make values that jsonb accepts (protocol sections 3 and 10)."""
 
 from __future__ import annotations
 
@@ -11,23 +11,28 @@ from typing import NoReturn, TypeAlias, TypeVar, cast
 
 import orjson
 
-# Not pydantic's: worker processes (`isolation/`) import this module, and nothing that they do not need.
+# Not pydantic's type: worker processes (`isolation/`) import this module, and must import nothing that they do not
+# need.
 JsonValue: TypeAlias = "dict[str, JsonValue] | list[JsonValue] | str | bool | int | float | None"
 JsonObject = dict[str, JsonValue]
 _DIGITS = re.compile(r"[0-9]{1,12}")
 
-_MAX_FALLBACK_BYTES = 1_000_000
-_MAX_DEPTH = 1_024  # orjson's limit; that of `json` depends on the version of Python
+_MAX_FALLBACK_BYTES = 1_000_000  # of a text that the slower parser reads, in some 20 ms
+_MAX_DEPTH = 1_024  # levels that orjson parses; the limit of `json` depends on the version of Python
 _TOO_DEEP = "JSON is nested too deeply"
-MIN_INTEGER, MAX_INTEGER = -(2**63), 2**64 - 1  # of orjson
+
+# Integers that orjson can write.
+MIN_INTEGER = -(2**63)
+MAX_INTEGER = 2**64 - 1
 
 T = TypeVar("T")
 
 
 def loads(text: bytes | bytearray | str) -> JsonValue:
-    """Parse JSON in UTF-8. Raises ValueError.
+    r"""Parse JSON in UTF-8. Raises ValueError.
 
-    A slower parser, limited to 1 MB (20 ms), reads lone surrogates and huge numbers, which orjson refuses.
+    What orjson refuses may still be JSON: with a lone surrogate (`"\ud800"`) or a huge number. A slower parser reads
+    it, up to _MAX_FALLBACK_BYTES.
     """
     try:
         return cast("JsonValue", orjson.loads(text))
@@ -60,7 +65,7 @@ def as_object(value: object) -> JsonObject:
 
 
 def object_at(value: object, *path: str | int) -> Mapping[str, JsonValue]:
-    """Return the object at a path, empty if there is none."""
+    """Return the object at a path of keys and indexes, such as `"data", 0, "usage"`; empty if there is none."""
     for part in path:
         if isinstance(value, dict):
             value = value.get(str(part))
@@ -72,20 +77,30 @@ def object_at(value: object, *path: str | int) -> Mapping[str, JsonValue]:
 
 
 def levels(root: object) -> Iterator[list[object]]:
-    """Yield the members at each level below a JSON value, built only when it is asked for."""
-    level = [root]
-    while level := [
-        member
-        for value in level
-        if isinstance(value, dict | list)
-        for member in (value.values() if isinstance(value, dict) else value)
-    ]:
+    """Yield the members at each level below a JSON value: of `{"a": [1, 2]}` first `[[1, 2]]`, then `[1, 2]`.
+
+    A level is built only when it is asked for.
+    """
+    level = _members([root])
+    while level:
         yield level
+        level = _members(level)
+
+
+def _members(values: list[object]) -> list[object]:
+    """Return the members of all objects and arrays among some values."""
+    members: list[object] = []
+    for value in values:
+        if isinstance(value, dict):
+            members.extend(value.values())
+        elif isinstance(value, list):
+            members.extend(value)
+    return members
 
 
 def is_deeper_than(value: object, limit: int) -> bool:
-    """Return whether a value has more than `limit` levels; `json`'s own limit depends on the version of Python."""
-    levels_below = list(islice(levels(value), limit))  # the value itself is a level, too
+    """Return whether a value has more than `limit` levels; the value itself is one."""
+    levels_below = list(islice(levels(value), limit))
     return len(levels_below) == limit
 
 
@@ -98,24 +113,28 @@ dumps = orjson.dumps
 
 
 def storable_text(text: str) -> str:
-    """Return `text` without NUL and lone surrogates, which jsonb and UTF-8 cannot hold."""
+    """Return `text` with U+FFFD in place of NUL, which jsonb cannot hold, and lone surrogates, which UTF-8 cannot."""
     clean = text.replace("\x00", "\N{REPLACEMENT CHARACTER}")
     if clean.isascii():
         return clean
     try:
-        clean.encode()  # test first: the replacement takes ten times as long, and four times the memory of the text
+        clean.encode()  # a test, as the replacement below takes ten times as long, and four times the text's memory
     except UnicodeEncodeError:
         return clean.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return clean
 
 
 def storable(value: T) -> T:
-    """Return `value` with storable texts; infinity and NaN become null, an integer beyond 64 bits its digits."""
+    """Return `value` as jsonb accepts it, and orjson writes it.
+
+    Its texts become storable, infinity and NaN null, and an integer beyond 64 bits a text with its digits.
+    """
     return value if _is_storable(value) else cast("T", _made_storable(value))
 
 
 def _is_storable(value: object) -> bool:
-    try:  # a round trip is much faster than a check of each member
+    """Return whether a value stays the same if it is written and parsed; much faster than a check of each member."""
+    try:
         text = orjson.dumps(value)
     except TypeError:
         return False

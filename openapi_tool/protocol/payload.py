@@ -1,7 +1,9 @@
-"""A JSON object with long texts or bytes beside it, as bytes.
+"""A payload: a JSON object with long texts or bytes (*blobs*) beside it, packed into bytes.
 
-JSON alone would escape and unescape megabytes of text, which takes ten times as long as copying them. Never pickle:
-unpickling runs code, and what is unpacked may come from a worker process that an attacker controls.
+Format: length of the JSON (4 bytes), the JSON with the lengths of the blobs, the blobs.
+
+In JSON alone megabytes of text would be escaped and unescaped, which takes ten times as long as copying them. Pickle
+must not be used: unpickling runs code, and what is unpacked may come from a worker process that an attacker controls.
 """
 
 from __future__ import annotations
@@ -13,22 +15,23 @@ from typing import NamedTuple
 
 import orjson
 
-from openapi_tool.protocol.jsontext import JsonObject, loads
+from openapi_tool.protocol.jsontext import JsonObject, JsonValue, as_object, loads
 
 Parts = Sequence[bytes | bytearray]
-"""Bytes to be joined."""
+"""The bytes of a payload in several parts, to be joined."""
 
 _LENGTH = struct.Struct("!I")
 
 _MAX_VALUES = 300_000
-"""Commas and brackets in the JSON of a cheap payload, also those in texts: arguments of 256 kB may be all commas."""
+"""Commas and opening brackets in the JSON of a cheap payload (`is_cheap`).
 
-_MAX_BLOBS = 1_024
-"""A response has at most 102 items, of five texts each."""
+Those in texts count, too. So arguments of 256 kB are always cheap, even if they are all commas."""
+
+_MAX_BLOBS = 1_024  # a response has at most 102 items, of five texts each
 
 
 class Payload(NamedTuple):
-    """A JSON object and what stands beside it."""
+    """A JSON object, and the blobs beside it."""
 
     value: JsonObject
     blobs: Sequence[memoryview] = ()
@@ -44,26 +47,26 @@ class Payload(NamedTuple):
 
 
 def pack(value: Mapping[str, object], blobs: Sequence[bytes | bytearray] = ()) -> bytes:
-    """Return the bytes that `unpack` reads: length of the JSON, JSON with the lengths of the blobs, blobs.
+    """Return the bytes that `unpack` reads. Raises ValueError.
 
-    The value may hold numbers beyond 64 bits and lone surrogates, which orjson refuses. Raises ValueError.
+    The value may hold numbers beyond 64 bits and lone surrogates, which orjson refuses.
     """
     return b"".join(pack_parts(value, blobs))
 
 
 def pack_parts(value: Mapping[str, object], blobs: Sequence[bytes | bytearray]) -> Parts:
-    """As `pack`, without copying the blobs."""
+    """Return the bytes that `unpack` reads in several parts, so that the blobs are not copied. Raises ValueError."""
     head = _json({"value": value, "lengths": list(map(len, blobs))})
     return [_LENGTH.pack(len(head)), head, *blobs]
 
 
 def pack_texts(value: Mapping[str, object], texts: Sequence[str]) -> bytes:
-    """As `pack`, with texts, which must have no lone surrogates."""
+    """Return the bytes that `unpack` reads, with texts as blobs. Raises ValueError, also for a lone surrogate."""
     return pack(value, list(map(str.encode, texts)))
 
 
 def is_cheap(packed: bytes | bytearray) -> bool:
-    """Return whether `unpack` takes at most 50 ms, whatever the payload holds; its parts may be malformed."""
+    """Return whether `unpack` takes at most 50 ms, judging by the number of JSON values; `packed` may be malformed."""
     begin = _LENGTH.size
     end = begin + int.from_bytes(packed[:begin])
     return sum(packed.count(mark, begin, end) for mark in (b",", b"[", b"{")) <= _MAX_VALUES
@@ -75,15 +78,22 @@ def unpack(packed: bytes | bytearray) -> Payload:
     if len(view) < _LENGTH.size:
         raise ValueError("the payload is too short")
     (length,) = _LENGTH.unpack_from(view)
-    at = _LENGTH.size + length
-    head = loads(bytes(view[_LENGTH.size : at]))
-    value = head.get("value") if isinstance(head, dict) else None
-    lengths = head.get("lengths") if isinstance(head, dict) else None
+    end_of_head = _LENGTH.size + length
+    if len(view) < end_of_head:
+        raise ValueError("the payload is too short")
+    head = as_object(loads(bytes(view[_LENGTH.size : end_of_head])))
+    value, lengths = head.get("value"), head.get("lengths")
     if not isinstance(value, dict) or not isinstance(lengths, list):
         raise ValueError("the payload's head is no JSON object")  # noqa: TRY004 - of one kind with text that is no JSON
+    return Payload(value, _blobs(view[end_of_head:], lengths))
+
+
+def _blobs(view: memoryview, lengths: list[JsonValue]) -> list[memoryview]:
+    """Divide bytes into blobs of these lengths. Raises ValueError unless the lengths are those of all bytes."""
     if len(lengths) > _MAX_BLOBS:
         raise ValueError("the payload has too many parts")
     blobs: list[memoryview] = []
+    at = 0
     for size in lengths:
         if not isinstance(size, int) or not 0 <= size <= len(view) - at:
             raise ValueError("a length of the payload is wrong")
@@ -91,7 +101,7 @@ def unpack(packed: bytes | bytearray) -> Payload:
         at += size
     if at != len(view):
         raise ValueError("the payload is longer than its lengths say")
-    return Payload(value, blobs)
+    return blobs
 
 
 def _json(value: object) -> bytes:

@@ -1,4 +1,7 @@
-"""Projects and their agents, by which calls are charged and take turns; names of projects in the records of quotas."""
+"""Projects and agents: who is charged for a call, and whose turn it is.
+
+In the records of quotas, which several kernels may share, a project has a name of its own (`quota_project`).
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,17 @@ from typing import NamedTuple
 
 
 class AgentKey(NamedTuple):
-    """Agent of a project: calls of projects, and of agents in a project, take turns."""
+    """Agent of a project. Calls of projects take turns, and those of agents within a project."""
 
     project: str
     agent: str
 
 
 def quota_project(namespace: str, project_id: str) -> str:
-    """Return a project's name in the records of quotas, which kernels share; no project id contains the blank.
+    """Return a project's name in the records of quotas: namespace and id, separated by a blank: `v1r3 proj_a`.
 
-    `namespace` is the kernel's (`Settings.quota_namespace`), and may be empty.
+    `namespace` is the kernel's (`Settings.quota_namespace`). If it is empty, the name is the id. No project id contains
+    a blank.
     """
     return f"{namespace} {project_id}".lstrip()
 

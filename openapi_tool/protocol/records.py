@@ -1,4 +1,4 @@
-"""Rows of one call (protocol sections 3, 4, 6)."""
+"""Rows of one call in the kernel's database, as they are read (protocol sections 3, 4, 6)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UI_ACTION = "ui_action"
 
 @dataclass(frozen=True, slots=True)
 class CardRecord:
-    """Live card of any type; of an `oversized` one the large column is not read."""
+    """Card of any type that is not deleted. Of an `oversized` card the large column is not read."""
 
     card_id: str
     tool_call_id: str | None
@@ -26,7 +26,10 @@ class CardRecord:
 
 @dataclass(frozen=True, slots=True)
 class DefinitionRecord:
-    """Row of resource.tools, without its JSON if `oversized`; if `unreadable`, the JSON parser refuses a column."""
+    """Row of resource.tools, a stored definition.
+
+    If `oversized`, its JSON is not read. If `unreadable`, the JSON parser refuses a column, which is then None.
+    """
 
     tool_name: str
     after_execution: JsonValue
@@ -38,7 +41,11 @@ class DefinitionRecord:
 
 @dataclass(frozen=True, slots=True)
 class WaitingTurnRecord:
-    """Inbox row of the waiting turn: the call's anchor, else the turn's newest; if `oversized`, without headers."""
+    """Inbox row of the turn that waits for the call's result.
+
+    It is the row that the kernel wrote with the command (the anchor), else the turn's newest row. If `oversized`, its
+    headers are not read.
+    """
 
     inbox_id: str
     message_type: str
@@ -56,14 +63,14 @@ class WaitingTurnRecord:
 
 @dataclass(frozen=True, slots=True)
 class RequestEdgeRecord:
-    """Oldest request edge of the call; in v1r3 its depth may be null."""
+    """Oldest request edge of the call, with which the kernel recorded it; in v1r3 its depth may be null."""
 
     edge_id: str
     recursion_depth: int | None
 
 
 class ResultContent(TypedDict):
-    """Fields of a result card that its report repeats; unchecked in the card of another process."""
+    """Fields of a result card that its report repeats; not checked if another process wrote the card."""
 
     status: str | None
     after_execution: str | None
@@ -71,9 +78,11 @@ class ResultContent(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class EarlierResult:
-    """Existing tool.result card of the call; `report_*` are of its inbox row.
+    """Existing tool.result card of the call, written by `author_id`.
 
-    If not `is_of_this_call`, it is of a call whose id has the same MD5: the unique index allows only one result.
+    - `report_headers`, `report_status`: of the inbox row that reports it; None without a row.
+    - `is_of_this_call`: False if it is of another call whose id has the same MD5. The unique index allows only one
+      result of both.
     """
 
     card_id: str
@@ -86,15 +95,16 @@ class EarlierResult:
 
 
 StoredFields = tuple[int, int, int, int | None, str, str, str]
-"""`start`, `shown`, `end`, `opening`, `title`, `label` and `after` of a `StoredItem` (tools/truncation.py).
+"""One item of a stored text: the fields of `StoredItem` (tools/truncation.py) in this order: `start`, `shown`, `end`,
+`opening`, `title`, `label`, `after`.
 
-A list in JSON, which in old texts lacks the last ones.
+In the card it is a JSON array, which in old cards lacks the last ones.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """Part of a stored text; `chars`, `sha256` (hex) and `items` are of the whole text."""
+    """Part (`text`) of a stored text; `chars`, `sha256` (hex) and `items` are of the whole text."""
 
     card_id: str
     chars: int
@@ -110,10 +120,12 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True)
 class CallRecords:
-    """Rows of a call.
+    """Rows of a call; None where there is no such row.
 
-    `worker_target` is where a doorbell wakes the calling agent's worker; None if the agent is not in the roster.
-    `reported_inbox_id` is that of its tool_result, which may exist without its card.
+    - `card`: the tool.call card.
+    - `worker_target`: where a doorbell wakes the calling agent's worker; None if the agent is not in the roster.
+    - `earlier`: a result that the call has already.
+    - `reported_inbox_id`: the inbox row of that result, which may exist without its card.
     """
 
     card: CardRecord | None

@@ -18,7 +18,8 @@ from openapi_tool.protocol.tracing import SpanContext, TraceLink, new_root, pars
 class TurnCondition:
     """Condition on which a result may be written (ADR 8): the worker has read the other results of the step.
 
-    Besides, the step's other commands must be at least `quiet_s` seconds old; if None, there must be none.
+    Another command of the step, whose result may come at any moment, counts as well. It is allowed only if it is at
+    least `quiet_s` seconds old; if `quiet_s` is None, no other command is allowed, of any age.
     """
 
     quiet_s: float | None
@@ -30,12 +31,17 @@ class TurnCondition:
 
     @classmethod
     def others_older_than(cls, quiet_s: float) -> TurnCondition:
-        """Return the condition that lets the step have other commands, of this age."""
+        """Return the condition that lets the step have other commands, of at least this age."""
         return cls(quiet_s)
+
+    @property
+    def needs_no_other(self) -> bool:
+        """Return whether the step must have no other command."""
+        return self.quiet_s is None
 
 
 MAX_DEPTH = 20
-"""Recursion depth, the length of the chain of agents that call each other, from which the kernel refuses a report."""
+"""Recursion depth from which on the kernel refuses a report: the length of the chain of agents that call each other."""
 
 STATUSES = frozenset({"success", "failed", "canceled", "timeout", "partial"})
 """Statuses of a result that the kernel's workers accept."""
@@ -45,8 +51,11 @@ STATUSES = frozenset({"success", "failed", "canceled", "timeout", "partial"})
 class Acceptance:
     """What is needed for a report that the kernel will accept; checked before the call runs.
 
-    `worker_target` is the subject token of the agent's worker, None if unknown; `depth` the recursion depth of the
-    waiting turn. In v1r3 `request_edge_id` is a new id for a missing edge, and the turn is derived from the command.
+    - `worker_target`: the subject token of the agent's worker, None if it is unknown.
+    - `waiting_turn`: the turn that gets the result. No row shows it in v1r3, so there it is derived from the command.
+    - `request_edge_id`: the edge with which the kernel recorded the call. In v1r3 it may be missing; then this is the
+      id for a new one.
+    - `depth`: the recursion depth of the waiting turn.
     """
 
     identity: CallIdentity
@@ -67,10 +76,13 @@ class Doorbell:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One tool_result row with its response edge, ready to be written; `actor_id` is the sender, this service.
+    """One tool_result row (`inbox_id`) with its response edge (`edge_id`), ready to be written.
 
-    `context_headers` are those of the waiting turn's row with the report's own trace; by them the worker matches the
-    result to the turn. `doorbell` is published after the commit; None if no worker can be addressed.
+    - `actor_id`: the sender, that is, this service.
+    - `context_headers`: those of the waiting turn's row, with the report's own trace. By them the worker matches the
+      result to the turn.
+    - `payload`, `edge_metadata`: JSON columns of row and edge.
+    - `doorbell`: published after the commit; None if no worker can be addressed.
     """
 
     acceptance: Acceptance
@@ -107,8 +119,9 @@ def trace_headers(span: SpanContext, tracestate: str | None) -> dict[str, str]:
 def trace_link(identity: CallIdentity, waiting_turn: WaitingTurnRecord) -> TraceLink:
     """Return parent and link of the report's span.
 
-    The worker refuses a row of another trace than the waiting turn's, so an inbound span of another becomes a link. If
-    neither has a trace, the report gets the trace id of the tool.call card.
+    The worker refuses a row whose trace is not that of the waiting turn. So the span that the command names (`inbound`)
+    becomes the parent only if it is of the turn's trace; otherwise the turn's span is the parent, and the inbound one a
+    link. If neither has a trace, the report gets the trace id of the tool.call card.
     """
     inbound = identity.trace
     headers = waiting_turn.context_headers

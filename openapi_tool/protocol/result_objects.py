@@ -1,4 +1,4 @@
-"""JSON objects of a result card (protocol section 3)."""
+"""Types of the JSON objects in a result card (protocol section 3)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NotRequired, TypedDict
 from openapi_tool.protocol.jsontext import JsonValue
 
 BudgetObject = Mapping[str, JsonValue]
-"""Remainder of each budget, by its scope."""
+"""What is left of each budget, by its scope."""
 
 
 class ErrorObject(TypedDict):
@@ -30,7 +30,11 @@ class UsageObject(TypedDict):
 
 
 class AttemptObject(TypedDict):
-    """One upstream request; `at_ms` since the call's first one; no `ms` if it did not end."""
+    """One upstream request.
+
+    `at_ms` is when it began, in milliseconds since the call's first request. `ms` is how long it took; it is missing if
+    the request did not end.
+    """
 
     at_ms: int
     http_status: int | None
@@ -39,7 +43,7 @@ class AttemptObject(TypedDict):
 
 
 class ArtifactObject(TypedDict):
-    """Reference to a stored text; SHA-256 in hex."""
+    """Reference to a stored text: its card, its number of characters, and its SHA-256 in hex."""
 
     card_id: str
     chars: int
@@ -49,18 +53,21 @@ class ArtifactObject(TypedDict):
 class ToolOutputObject(TypedDict, total=False):
     """`metadata.tool_output` of a result.
 
-    A failure has only `usage`, `latency_ms`, `session`, `retries`, `attempts` and `budget`. `state` is for user
-    interfaces. `session`, `attempts` and `budget` are missing if there are none.
+    The first group is missing in the result of a failed call; `session`, `attempts` and `budget` are missing if there
+    are none.
     """
 
     state: Mapping[str, object]
-    usage: UsageObject
+    """What user interfaces show."""
     truncated: bool
     artifact_ref: ArtifactObject | None
     next_cursor: str | None
     cached: bool
-    latency_ms: int
     repaired: list[str]
+    """Names of arguments that were repaired."""
+
+    usage: UsageObject
+    latency_ms: int
     session: str
     retries: int
     attempts: list[AttemptObject]

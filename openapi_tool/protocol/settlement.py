@@ -1,4 +1,4 @@
-"""How the delivery of a command ends."""
+"""How the delivery of a command ends: the answer of the pipeline to the consumer."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ class Acknowledge:
 
 @dataclass(frozen=True, slots=True)
 class HandBack:
-    """Hand the command back, to be redelivered after `delay_s` seconds; `defect`: because of one of this service.
+    """Hand the command back, to be redelivered after `delay_s` seconds; `reason` is for the log.
 
-    Only a defect, which may be permanent, counts as a lost run.
+    `defect` means that a defect of this service is the cause. Since it may be permanent, the run then counts as lost;
+    otherwise it does not.
     """
 
     delay_s: float
@@ -24,7 +25,10 @@ class HandBack:
 
 @dataclass(frozen=True, slots=True)
 class StoreDeadLetter:
-    """Store a dead letter; then terminate the command's message if `terminate`, else acknowledge it."""
+    """Store a dead letter; then terminate the command's message if `terminate`, else acknowledge it.
+
+    `reason` is a stable name of the cause, `message` is for people.
+    """
 
     reason: str
     message: str

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from openapi_tool.protocol.errors import Unanswerable
 from openapi_tool.protocol.ids import MAX_ID_BYTES, is_too_long
 
-_TOKENS_BEFORE_SUFFIX = 7
-_MAX_TOKEN_BYTES = 1_024
-_MAX_SHOWN_CHARS = 100
+_TOKENS_BEFORE_SUFFIX = 7  # cg.VERSION.PROJECT.CHANNEL.cmd.tool.TARGET.SUFFIX
+_MAX_TOKEN_BYTES = 1_024  # of a token of a doorbell's subject
+_MAX_SHOWN_CHARS = 100  # of an invalid token in a message
 _TOKEN = re.compile(r"[^\s.*>\x00-\x20\x7f\ud800-\udfff]+")
 _VERSION = re.compile(r"v\d+r\d+")
 _FORBIDDEN = re.compile(r"[\x00-\x20\x7f\ud800-\udfff]")
@@ -35,20 +35,25 @@ class CommandSubject:
 
 def parse_command_subject(subject: str) -> CommandSubject:
     """Parse a `cmd.tool` subject. Raises Unanswerable for any other subject and for control characters."""
-    tokens = subject.split(".", _TOKENS_BEFORE_SUFFIX)
     if _FORBIDDEN.search(subject):
         raise Unanswerable("bad_subject", f"{subject!r} holds a control character or bytes that are not UTF-8")
-    if len(tokens) <= _TOKENS_BEFORE_SUFFIX or tokens[0] != "cg" or tokens[4:6] != ["cmd", "tool"]:
-        raise Unanswerable("bad_subject", f"{subject!r} is not a tool command's subject")
-    if any(is_too_long(token) for token in tokens[2:4]):
+    match subject.split(".", _TOKENS_BEFORE_SUFFIX):
+        case ["cg", version, project_id, channel_id, "cmd", "tool", target, suffix]:
+            parsed = CommandSubject(version, project_id, channel_id, target, suffix)
+        case _:
+            raise Unanswerable("bad_subject", f"{subject!r} is not a tool command's subject")
+    if is_too_long(parsed.project_id) or is_too_long(parsed.channel_id):
         raise Unanswerable("bad_subject", f"project or channel of {subject!r} is longer than {MAX_ID_BYTES} bytes")
-    return CommandSubject(tokens[1], tokens[2], tokens[3], tokens[6], tokens[7])
+    return parsed
 
 
 def subject_in_version(subject: str, version: str) -> str:
-    """Return a command's subject or pattern in another version; any other text unchanged."""
-    root, _, rest = subject.partition(".")
-    known, _, rest = rest.partition(".")
+    """Return a command's subject or pattern in another version: `cg.v1r3.a.b` → `cg.v1r4.a.b`.
+
+    Any other text is returned unchanged.
+    """
+    root, _, after_root = subject.partition(".")
+    known, _, rest = after_root.partition(".")
     return f"cg.{version}.{rest}" if root == "cg" and _VERSION.fullmatch(known) else subject
 
 
@@ -63,7 +68,10 @@ def command_stream(version: str) -> tuple[str, str]:
 
 
 def default_durable(version: str, target: str) -> str:
-    """Return the durable of the kernel's own executor: one that shares it takes over without losing a command."""
+    """Return the durable of the kernel's own executor.
+
+    An executor that uses the same durable takes over from that one without losing a command.
+    """
     return f"tool_{target}_openapi_cmd_{version}"
 
 
@@ -75,7 +83,7 @@ def doorbell_filter(version: str, project_id: str) -> str:
 def doorbell_subject(version: str, project_id: str, channel_id: str, worker_target: str) -> str:
     """Return the doorbell subject of an agent's worker. Raises ValueError for an invalid or overlong token.
 
-    The server closes the connection on a control line over 4 KiB.
+    The length is limited because the server closes a connection that sends a line of more than 4 KiB with the subject.
     """
     for token in (project_id, channel_id, worker_target):
         if not is_token(token):

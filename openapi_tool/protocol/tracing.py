@@ -1,4 +1,4 @@
-"""Trace context as in W3C's header `traceparent`."""
+"""Identity of spans, as in W3C's header `traceparent` (https://www.w3.org/TR/trace-context/#traceparent-header)."""
 
 from __future__ import annotations
 
@@ -12,20 +12,24 @@ _TRACE_ID = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True, slots=True)
 class SpanContext:
-    """Span identity: 32 hex digits of trace, 16 of span, 2 of flags."""
+    """Identity of a span: its trace (32 hex digits), its own id (16), and flags (2)."""
 
     trace_id: str
     span_id: str
     flags: str = "01"
 
     def traceparent(self) -> str:
-        """Return the header value, version 00 (https://www.w3.org/TR/trace-context/#traceparent-header)."""
+        """Return the value of the header, in version 00."""
         return f"00-{self.trace_id}-{self.span_id}-{self.flags}"
 
 
 @dataclass(frozen=True, slots=True)
 class TraceLink:
-    """Parent of the report's span; `linked` is the inbound span if it is of another trace, for a link to it."""
+    """Where the span of a report belongs.
+
+    `parent` is its parent, with the header `tracestate` of that. `linked` is the sender's span if it is of another
+    trace; the report's span gets a link to it.
+    """
 
     parent: SpanContext
     tracestate: str | None
@@ -38,16 +42,23 @@ def parse_traceparent(header: str) -> SpanContext:
     if match is None:
         raise ValueError("traceparent must look like 00-<32 hex>-<16 hex>-<2 hex>")
     version, trace_id, span_id, flags, rest = match.groups()
-    if version == "ff" or (version == "00" and rest) or not trace_id.strip("0") or not span_id.strip("0"):
+    is_version_invalid = version == "ff" or (version == "00" and rest)
+    is_id_zero = not trace_id.strip("0") or not span_id.strip("0")
+    if is_version_invalid or is_id_zero:
         raise ValueError("traceparent holds a forbidden version, an all-zero id or trailing data")
     return SpanContext(trace_id, span_id, flags)
 
 
 def new_root(trace_id: str | None = None) -> SpanContext:
-    """Return a root span of this trace, or of a new one without a `trace_id` that W3C allows."""
-    if trace_id is None or not _TRACE_ID.fullmatch(trace_id) or not trace_id.strip("0"):
+    """Return a root span of this trace; of a new trace if W3C does not allow the id, or there is none."""
+    if trace_id is None or not _is_trace_id(trace_id):
         trace_id = secrets.token_hex(16)
     return SpanContext(trace_id, new_span_id())
+
+
+def _is_trace_id(text: str) -> bool:
+    is_all_zero = not text.strip("0")
+    return bool(_TRACE_ID.fullmatch(text)) and not is_all_zero
 
 
 def new_span_id() -> str:

@@ -1,6 +1,7 @@
 """Protocol v1r3: commands, reports and doorbells (protocol sections 2 and 6).
 
-Commands carry the identity in the body. Inbox rows have neither turn nor headers, so no row shows which turn waits.
+In this version the identity of a call is in the command's body. Inbox rows have neither turn nor headers, so no row
+shows which turn waits for a result.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ from openapi_tool.protocol.report import MAX_DEPTH, Acceptance, Doorbell, Report
 from openapi_tool.protocol.subjects import CommandSubject, doorbell_subject, parse_command_subject
 from openapi_tool.protocol.tracing import SpanContext
 
-# No other inbound headers: Nats-Msg-Id, for example, could make the server drop the doorbell as a duplicate.
+# Headers of a command that its doorbell repeats. Others must not be: `Nats-Msg-Id`, for example, could make the server
+# drop the doorbell as a duplicate.
 _DOORBELL_HEADERS = (header.DEPTH, header.TRACEPARENT, header.TRACESTATE)
 
 
 class V1r3:
-    """Dialect of v1r3; `actor_id` is the author of reports."""
+    """Implements `Dialect` (`dialect.py`) for v1r3; `actor_id` is the author of reports."""
 
     version = "v1r3"
     namespace: ClassVar[str] = "v1r3"
@@ -37,20 +39,21 @@ class V1r3:
         self._actor_id = actor_id
 
     def decode(self, delivery: Delivery) -> Command:
-        """See `Dialect`."""
+        """Decode a delivery. Raises Unanswerable only for a subject that is no tool command's."""
         subject = parse_command_subject(delivery.subject)
         body = read_body(delivery)
         return command_of(subject, _identity_in_body(subject, delivery.headers, body), body)
 
     @staticmethod
     def claimed_identity(subject: CommandSubject, headers: Mapping[str, str], data: bytes) -> ClaimedIdentity:
-        """See `Dialect`."""
+        """Return the ids in subject, headers and body, unverified. Raises nothing."""
         return _identity_in_body(subject, headers, CommandBody(_fields(data)))
 
     def accept(self, identity: CallIdentity, records: CallRecords) -> Acceptance:
-        """Refuse a call whose report exists but not its result card, and a recursion depth at the limit.
+        """Return what the report needs. Raises ReportRefused.
 
-        The depth is the request edge's, else the command's, else 0.
+        A call is refused if its report exists but not its result card, or if its recursion depth is at the limit. The
+        depth is the request edge's, else the command's, else 0.
         """
         refuse_reported(records)
         depth = records.request_edge.recursion_depth if records.request_edge else None
@@ -71,8 +74,9 @@ class V1r3:
     def report(
         self, acceptance: Acceptance, span: SpanContext, tracestate: str | None, card_id: str, content: ResultContent
     ) -> Report:
-        """Build a report with the kernel's field names."""
-        identity, inbox_id, depth = acceptance.identity, new_id("inbox_"), acceptance.depth
+        """Build the report of a result card, with its doorbell."""
+        identity, depth = acceptance.identity, acceptance.depth
+        inbox_id = new_id("inbox_")
         headers = {
             header.CHANNEL: identity.channel_id,
             header.AGENT: identity.agent_id,
@@ -120,9 +124,9 @@ class V1r3:
 
 
 def _identity_in_body(subject: CommandSubject, headers: Mapping[str, str], body: CommandBody) -> ClaimedIdentity:
-    """Return the identity that body, subject and headers claim; add problems of body fields to those of the body.
+    """Return the identity that body, subject and headers claim; add problems with its fields to `body.problems`.
 
-    The body's step is not that of the call, which is in the tool.call card only.
+    A step id in the body is ignored, as it is not that of the call: that one is in the tool.call card only.
     """
     reader = HeaderReader(headers)
     return ClaimedIdentity(
@@ -143,6 +147,7 @@ def _identity_in_body(subject: CommandSubject, headers: Mapping[str, str], body:
 
 
 def _fields(data: bytes) -> JsonObject:
+    """Return the fields of a body, none if it cannot be parsed."""
     try:
         fields = loads(data)
     except ValueError:  # not JSON, or a truncated body
@@ -167,7 +172,10 @@ def _tool_call_id(body: CommandBody) -> str | None:
 
 
 def _is_storable(value: object) -> bool:
-    """Return whether a text is storable unchanged: a changed id might be that of another call."""
+    """Return whether a value is a text that the database can store as it is.
+
+    An id is never changed to make it storable: the changed id might be that of another call.
+    """
     return isinstance(value, str) and storable_text(value) == value
 
 

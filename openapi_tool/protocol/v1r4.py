@@ -1,4 +1,8 @@
-"""Protocol v1r4: commands, reports and doorbells (protocol sections 2 and 6)."""
+"""Protocol v1r4: commands, reports and doorbells (protocol sections 2 and 6).
+
+In this version the identity of a call is in the command's headers. An inbox row of the waiting turn has headers, too,
+which the report repeats.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from openapi_tool.protocol.report import MAX_DEPTH, Acceptance, Doorbell, Report
 from openapi_tool.protocol.subjects import CommandSubject, doorbell_subject, parse_command_subject
 from openapi_tool.protocol.tracing import SpanContext
 
-_DOORBELL_HEADERS = (
+_DOORBELL_HEADERS = (  # headers of a report that its doorbell repeats; not the step
     header.PROJECT,
     header.CHANNEL,
     header.AGENT,
@@ -30,7 +34,7 @@ _SENDER = "openapi-tool"
 
 
 class V1r4:
-    """Dialect of protocol v1r4; `actor_id` is the author of reports."""
+    """Implements `Dialect` (`dialect.py`) for v1r4; `actor_id` is the author of reports."""
 
     version = "v1r4"
     namespace: ClassVar[str] = ""
@@ -39,7 +43,7 @@ class V1r4:
         self._actor_id = actor_id
 
     def decode(self, delivery: Delivery) -> Command:
-        """See `Dialect`."""
+        """Decode a delivery. Raises Unanswerable only for a subject that is no tool command's."""
         subject = parse_command_subject(delivery.subject)
         identity = read_identity(subject, delivery.headers)
         body = read_body(delivery)
@@ -52,11 +56,15 @@ class V1r4:
 
     @staticmethod
     def claimed_identity(subject: CommandSubject, headers: Mapping[str, str], data: bytes) -> ClaimedIdentity:  # noqa: ARG004 - the body has no ids
-        """See `Dialect`."""
+        """Return the ids in subject and headers, unverified. Raises nothing."""
         return read_identity(subject, headers)
 
     def accept(self, identity: CallIdentity, records: CallRecords) -> Acceptance:
-        """See `Dialect`."""
+        """Return what the report needs. Raises ReportRefused.
+
+        A call is refused if no turn waits for it, if its report exists but not its result card, or if turn and request
+        edge do not have the same recursion depth, below the limit.
+        """
         refuse_reported(records)
         turn, edge = records.waiting_turn, records.request_edge
         if turn is None:
@@ -79,7 +87,7 @@ class V1r4:
     def report(
         self, acceptance: Acceptance, span: SpanContext, tracestate: str | None, card_id: str, content: ResultContent
     ) -> Report:
-        """Build a report with the kernel's field names."""
+        """Build the report of a result card, with its doorbell."""
         inbox_id = new_id("inbox_")
         context = _topology(acceptance)
         headers = context | trace_headers(span, tracestate)
@@ -108,7 +116,7 @@ class V1r4:
     def doorbell(
         self, project_id: str, worker_target: str | None, context_headers: Mapping[str, JsonValue]
     ) -> Doorbell | None:
-        """See `Dialect`; the headers of a doorbell do not name the step."""
+        """Build the doorbell from the headers of a report's row; None if no worker can be addressed."""
         headers = {name: str(context_headers[name]) for name in _DOORBELL_HEADERS if context_headers.get(name)}
         if worker_target is None or header.CHANNEL not in headers:
             return None
@@ -126,12 +134,14 @@ class V1r4:
 
 
 def _depth(headers: Mapping[str, JsonValue]) -> int | None:
+    """Return the recursion depth in the headers of a turn, 0 if they have none; None if it is no small number."""
     value = str(headers.get(header.DEPTH, "0"))
     is_number = value.isascii() and value.isdigit() and len(value) <= len(str(MAX_DEPTH))
     return int(value) if is_number else None
 
 
 def _topology(acceptance: Acceptance) -> dict[str, str]:
+    """Return the headers that identify the call: those of the waiting turn's row, corrected by what is known of it."""
     identity, turn = acceptance.identity, acceptance.waiting_turn
     known = {name: str(turn.context_headers.get(name) or "") for name in header.TOPOLOGY} | {
         header.PROJECT: identity.project_id,
@@ -146,6 +156,7 @@ def _topology(acceptance: Acceptance) -> dict[str, str]:
 
 
 def _edge_context(context: Mapping[str, str], acceptance: Acceptance, trace_id: str) -> JsonObject:
+    """Return the metadata `cg_ctx` of a response edge: the same ids as in the headers, by the kernel's field names."""
     return {
         "project_id": context[header.PROJECT],
         "channel_id": context[header.CHANNEL],

@@ -7,7 +7,7 @@ import time
 
 from openapi_tool.quotas.key_record import KeyUse
 from openapi_tool.telemetry import metrics
-from openapi_tool.telemetry.health import RECENT_WARNINGS
+from openapi_tool.telemetry.recent_warnings import RECENT_WARNINGS
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import Any
 from openapi_tool.kernel.jetstream.command_runner import CommandRunner
 from tests.chaos.fail_points import main
 
-_handle = CommandRunner._own_and_handle  # noqa: SLF001 - the defect
+_handle = CommandRunner._handle_under_lease  # noqa: SLF001 - the defect
 
 
 async def _acknowledge_first(self: CommandRunner, held: Any) -> Any:
@@ -16,5 +16,5 @@ async def _acknowledge_first(self: CommandRunner, held: Any) -> Any:
 
 
 if __name__ == "__main__":
-    CommandRunner._own_and_handle = _acknowledge_first  # type: ignore[method-assign]  # noqa: SLF001
+    CommandRunner._handle_under_lease = _acknowledge_first  # type: ignore[method-assign]  # noqa: SLF001
     main()

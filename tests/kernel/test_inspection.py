@@ -179,7 +179,7 @@ async def _until_reconnected(store: KernelStore) -> None:
 async def test_a_ping_that_finds_a_read_only_database_replaces_the_connections(
     store: KernelStore, caller: Caller
 ) -> None:
-    async with store._connection("") as connection:  # noqa: SLF001 - like a demoted primary, for one session
+    async with store._connections.lend("") as connection:  # noqa: SLF001 - like a demoted primary, for one session
         await connection.execute("set default_transaction_read_only = on")
         before = connection.get_server_pid()
     with pytest.raises(Unavailable, match="read-only"):
@@ -190,7 +190,7 @@ async def test_a_ping_that_finds_a_read_only_database_replaces_the_connections(
 
 @requirement("postgres.failures")
 async def test_a_load_from_a_read_only_database_is_discarded(store: KernelStore) -> None:
-    async with store._connection("") as connection:  # noqa: SLF001 - like a demoted primary, for one session
+    async with store._connections.lend("") as connection:  # noqa: SLF001 - like a demoted primary, for one session
         await connection.execute("set default_transaction_read_only = on")
     with pytest.raises(Unavailable, match="read-only"):
         await store.load(COMMAND)
@@ -207,9 +207,9 @@ async def test_a_text_that_the_driver_cannot_encode_does_not_count_as_outage(sto
 async def test_an_idle_pool_shrinks_to_one_connection(
     options: PoolOptions, caller: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("openapi_tool.kernel.postgres.store._MAX_IDLE_S", 0.2)
+    monkeypatch.setattr("openapi_tool.kernel.postgres.connections._MAX_IDLE_S", 0.2)
     store = await KernelStore.open(options)
-    async with store._connection("a"), store._connection("b"):  # noqa: SLF001 - two concurrent calls
+    async with store._connections.lend("a"), store._connections.lend("b"):  # noqa: SLF001 - two concurrent calls
         assert len(await _backends(caller)) == 2
     while len(await _backends(caller)) > 1:
         await store.ping()
@@ -235,7 +235,7 @@ async def test_a_connection_goes_to_the_next_project_before_the_rest_of_a_queue(
         await store.has_result(project, "call")
         order.append(project)
 
-    async with asyncio.TaskGroup() as group, store._connection("large"):  # noqa: SLF001 - blocks the pool like a long statement
+    async with asyncio.TaskGroup() as group, store._connections.lend("large"):  # noqa: SLF001 - blocks the pool like a long statement
         for project in ("large", "large", "large", "small"):
             group.create_task(query(project))
         await asyncio.sleep(0)
@@ -249,7 +249,7 @@ async def test_a_project_that_waits_for_its_own_statements_does_not_open_the_bre
     """Slow statements of one project would otherwise stop the fetching of all projects' commands."""
     store = await KernelStore.open(replace(options, postgres=replace(options.postgres, pool_size=1, timeout_s=0.2)))
     breaker = CircuitBreaker(lambda: None)
-    async with store._connection("large"):  # noqa: SLF001 - blocks the pool like a long statement
+    async with store._connections.lend("large"):  # noqa: SLF001 - blocks the pool like a long statement
         for _ in range(3):
             with pytest.raises(PoolShareUsed), breaker.attempt("load", "proj"):
                 await store.has_result("large", "call")

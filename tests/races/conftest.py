@@ -378,7 +378,7 @@ class Scene:
     def deliver(self, sequence: int = 1, attempt: int = 1) -> asyncio.Task[None]:
         """Deliver a command for which a slot is free; return the task that runs it."""
         self.offer(self.bus.message(sequence, attempt))
-        return next(reversed(self.consumer._running))  # noqa: SLF001 - for the test
+        return next(reversed(self.consumer._running.held_by_task))  # noqa: SLF001 - for the test
 
     def offer(self, message: Msg) -> None:
         """Deliver a message."""

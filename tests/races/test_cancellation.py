@@ -234,7 +234,7 @@ def test_a_command_that_arrives_just_before_the_drain_cancels_is_handed_back(run
     async def check() -> None:
         scene = Scene()
         scene.deliver()
-        await scene.consumer._cancel_all(10)  # noqa: SLF001 - one step of the drain
+        await scene.consumer._running.cancel_all(10)  # noqa: SLF001 - one step of the drain
         assert scene.bus.sent() == [b"-NAK"]
 
     run(check())
@@ -586,7 +586,7 @@ def test_a_project_with_any_id_that_a_subject_can_have_gets_its_result(project: 
     async def check() -> None:
         scene = Scene()
         scene.offer(scene.bus.message(project=project))
-        await scene.ended(next(iter(scene.consumer._running)))  # noqa: SLF001 - for the test
+        await scene.ended(next(iter(scene.consumer._running.held_by_task)))  # noqa: SLF001 - for the test
         assert (len(scene.kernel.committed), len(scene.bus.sent(b""))) == (1, 1)
 
     run_virtually(check())

@@ -18,7 +18,7 @@ from openapi_tool.engine.call import Call
 from openapi_tool.engine.runner import ToolRunner
 from openapi_tool.kernel.jetstream.deliveries import delivery_of
 from openapi_tool.kernel.jetstream.fetch_mode import FetchMode
-from openapi_tool.kernel.jetstream.hand_back import HandBackDelays
+from openapi_tool.kernel.jetstream.hand_back_delays import HandBackDelays
 from openapi_tool.kernel.jetstream.heartbeats import _MAX_CONCURRENT, Heartbeats
 from openapi_tool.kernel.jetstream.held import HeldCommand
 from openapi_tool.kernel.jetstream.leases import Lease, Leases, lease_key
@@ -634,9 +634,9 @@ def test_failing_heartbeats_and_overdue_calls_of_a_project_cause_a_limited_numbe
             await calls.check_at(2.75)
             for number in range(1, 101):
                 scene.offer(scene.bus.message(number))
-            for work in scene.consumer._running.values():  # noqa: SLF001 - to make them overdue
+            for work in scene.consumer._running.held_by_task.values():  # noqa: SLF001 - to make them overdue
                 work.started_at -= 2 * scene.max_run_s
-            scene.consumer._cancel_overdue()  # noqa: SLF001 - one step of the heartbeats
+            scene.consumer._running.cancel_overdue(scene.max_run_s)  # noqa: SLF001 - one step of the heartbeats
         assert lines == {"heartbeat.failed proj": MAX_LINES, "call.overdue proj": MAX_LINES}
         await scene.consumer.stop(1)
 
@@ -657,10 +657,10 @@ def test_a_redelivered_call_that_hangs_before_its_run_begins_is_cancelled_once_a
         scene.consumer.leases.take = hang  # type: ignore[method-assign]
         task = scene.deliver(attempt=2)
         await iterate_loop()
-        scene.consumer._running[task].started_at -= 2 * scene.max_run_s  # noqa: SLF001 - to make it overdue
+        scene.consumer._running.held_by_task[task].started_at -= 2 * scene.max_run_s  # noqa: SLF001 - to make it overdue
         caplog.clear()
         for _ in range(2):
-            scene.consumer._cancel_overdue()  # noqa: SLF001 - one step of the heartbeats
+            scene.consumer._running.cancel_overdue(scene.max_run_s)  # noqa: SLF001 - one step of the heartbeats
         await scene.ended(task)
         actions = [getattr(record, "action", "") for record in caplog.records]
         assert (actions.count("call.overdue"), scene.bus.sent()) == (1, [b"-NAK"])
@@ -682,8 +682,8 @@ def test_a_redelivered_call_that_is_overdue_when_its_run_begins_counts_as_lost(r
         scene.consumer.leases.begin = begin_late  # type: ignore[method-assign]
         task = scene.deliver(attempt=2)
         await iterate_loop()
-        scene.consumer._running[task].started_at -= 2 * scene.max_run_s  # noqa: SLF001 - to make it overdue
-        scene.consumer._cancel_overdue()  # noqa: SLF001 - one step of the heartbeats
+        scene.consumer._running.held_by_task[task].started_at -= 2 * scene.max_run_s  # noqa: SLF001 - to make it overdue
+        scene.consumer._running.cancel_overdue(scene.max_run_s)  # noqa: SLF001 - one step of the heartbeats
         await iterate_loop()
         hangs.set()
         await scene.ended(task)

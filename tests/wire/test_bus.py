@@ -32,7 +32,7 @@ from nats.js.api import Header, StreamConfig
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.kernel.jetstream.dead_letters import DeadLetters
 from openapi_tool.kernel.jetstream.leases import Leases
-from openapi_tool.kernel.jetstream.pull_consumer import unsubscribe
+from openapi_tool.kernel.jetstream.pull_requests import unsubscribe
 from openapi_tool.kernel.jetstream.streams import ensure_durable
 from openapi_tool.kernel.postgres.store import KernelStore
 from openapi_tool.local.caller import STREAM, Caller

@@ -219,7 +219,7 @@ async def test_a_command_that_was_run_needs_a_lease_whatever_a_notice_says(world
         harness.set_mode(FetchMode.NONE)
         await harness.info(lambda info: info.num_waiting == 0)  # an open request would receive it once more
         harness.consumer.stalled(OPTIONS.nats.ack_wait_s)
-        message = next(iter(harness.consumer._running.values())).message  # noqa: SLF001
+        message = next(iter(harness.consumer._running.held_by_task.values())).message  # noqa: SLF001
         await message.nak()
         async with running(world_without_executor, FetchMode.UNLIMITED) as other:
             await other.info(lambda _: len(other.handled) == 1)

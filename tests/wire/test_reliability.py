@@ -274,7 +274,7 @@ async def test_rows_that_the_database_refuses_do_not_count_as_outage(
     async def refuse_once(self: KernelStore, *result: Any) -> bool:
         if refusals:
             refusals.pop()
-            async with self._connection("") as connection:
+            async with self._connections.lend("") as connection:
                 await connection.execute("select 1 / 0")
         return await commit(self, *result)
 

@@ -27,7 +27,7 @@ from typer.testing import CliRunner
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.cli import app
 from openapi_tool.concurrency.retries import retried
-from openapi_tool.kernel.jetstream import dead_letters, durable_capacity, durable_monitor, leases, parked_records
+from openapi_tool.kernel.jetstream import dead_letters, durable_capacity, durable_settings, leases, parked_records
 from openapi_tool.kernel.jetstream.consumer import CommandConsumer
 from openapi_tool.kernel.jetstream.dead_letters import DeadLetters
 from openapi_tool.kernel.jetstream.doorbell_publisher import DoorbellPublisher
@@ -792,12 +792,12 @@ async def test_settings_that_are_changed_repeatedly_are_restored_once_a_minute(
     async def refused(*_: Any, **__: Any) -> None:
         tried.append(time.monotonic())
 
-    monkeypatch.setattr(durable_monitor, "change_durable", refused)
+    monkeypatch.setattr(durable_settings, "change_durable", refused)
     await watched.change(max_deliver=3)
     for _ in range(4):
         await watched.monitor.check()
     assert len(tried) == 1
-    monkeypatch.setattr(durable_monitor, "_RESTORE_RETRY_S", 0.0)
+    monkeypatch.setattr(durable_settings, "_RESTORE_RETRY_S", 0.0)
     await watched.monitor.check()
     assert len(tried) == 2
 

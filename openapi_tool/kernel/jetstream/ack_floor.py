@@ -1,4 +1,8 @@
-"""Ack floor of the durable, stored so that a durable which is created again resumes there."""
+"""Store the durable's ack floor, so that a durable which is created again resumes there.
+
+The ack floor is the stream sequence up to which all commands are settled. Without a stored one, a durable that an
+operator deleted would be created anew, and redeliver every command of the last day.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +19,15 @@ from openapi_tool.state.port import AccessDenied
 
 log = logging.getLogger(__name__)
 
-FLOOR_PREFIX = "floor"
+FLOOR_PREFIX = "floor"  # of the key in the bucket; the durable's name follows
 
 
 @dataclass(frozen=True, slots=True)
 class AckFloor:
-    """All commands up to `sequence` of a stream that match the filter are settled: where a new durable resumes.
+    """All commands up to `sequence` of a stream that match the filter are settled.
 
-    Otherwise it would redeliver every command of the last day. `created` distinguishes a stream from an earlier one of
-    the same name, whose sequences mean nothing.
+    `created` is the stream's creation time. It distinguishes the stream from an earlier one of the same name, whose
+    sequences mean nothing in this one.
     """
 
     stream: str
@@ -33,7 +37,7 @@ class AckFloor:
 
 
 async def load_ack_floor(client: Client, durable: str, current: AckFloor) -> int:
-    """Return the stored sequence for stream and filter of `current`, 0 without one. Raises Unavailable."""
+    """Return the stored sequence, 0 without one of the same stream and filter as `current`. Raises Unavailable."""
     try:
         stored = await NatsKvRecords(client, shared_bucket()).read(_floor_key(durable))
     except AccessDenied as denied:
@@ -47,7 +51,7 @@ async def load_ack_floor(client: Client, durable: str, current: AckFloor) -> int
 
 
 async def save_ack_floor(client: Client, durable: str, current: AckFloor) -> None:
-    """Store `current` if it is ahead of the stored floor. Raises Unavailable."""
+    """Store `current` unless the stored floor is as far or farther. Raises Unavailable."""
 
     def advanced(value: bytes | None) -> bytes | None:
         is_ahead = current.sequence > _stored_sequence(value, current)
@@ -61,10 +65,11 @@ def _floor_key(durable: str) -> str:
 
 
 def _stored_sequence(value: bytes | None, current: AckFloor) -> int:
-    """Return the stored sequence, 0 if it is of another stream or filter than `current`."""
+    """Return the sequence in a stored record, 0 if it is of another stream or filter than `current`, or unreadable."""
     try:
         found = orjson.loads(value or b"null")
         stored = AckFloor(found["stream"], found["created"], found["filter_subject"], int(found["sequence"]))
     except (TypeError, ValueError, KeyError):
         return 0
-    return stored.sequence if stored == replace(current, sequence=stored.sequence) else 0
+    is_same_but_sequence = stored == replace(current, sequence=stored.sequence)
+    return stored.sequence if is_same_but_sequence else 0

@@ -1,4 +1,4 @@
-"""Ids that a command claims, unverified: its project, and those of its log lines."""
+"""Ids that a command claims, unverified: its project, and the ids that its log lines show."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.dialect import claimed_identity
 from openapi_tool.tools.wording import short
 
-_PROJECT = 2  # place in cg.VERSION.PROJECT.…
-_IDS = ("agent_id", "agent_turn_id", "tool_call_id")
+_PROJECT = 2  # index of the project in `cg.VERSION.PROJECT.…`
+_IDS = ("agent_id", "agent_turn_id", "tool_call_id")  # beside the project
 _MAX_PARSED_BYTES = 16_384  # of a body; a valid one has 1 kB
 _MAX_LOGGED_CHARS = 128
 
@@ -25,13 +25,15 @@ def project_of(subject: str) -> str:
 def ids_of(command: Delivery | Msg) -> dict[str, Any]:
     """Return the ids that a command claims, each truncated, for log lines.
 
-    For a held command pass its delivery, not its message, which is empty (`kernel/jetstream/deliveries.py`).
+    For a held command pass its delivery: its message was emptied (`deliveries.py`).
     """
-    subject, headers, data = command.subject, command.headers or {}, command.data
     sequence = command.stream_sequence if isinstance(command, Delivery) else command.metadata.sequence.stream
-    claimed = claimed_identity(subject, headers, data if len(data) <= _MAX_PARSED_BYTES else b"")
+    subject = command.subject
+    body = command.data if len(command.data) <= _MAX_PARSED_BYTES else b""
+    claimed = claimed_identity(subject, command.headers or {}, body)
     ids = {"protocol": subject.removeprefix("cg.").partition(".")[0], "project_id": project_of(subject)}
     ids |= {name: getattr(claimed, name) or "" for name in _IDS}
     if claimed.trace is not None:
         ids["trace_id"] = claimed.trace.trace_id
-    return {"stream_sequence": sequence, **{name: short(value, _MAX_LOGGED_CHARS) for name, value in ids.items()}}
+    shortened = {name: short(value, _MAX_LOGGED_CHARS) for name, value in ids.items()}
+    return {"stream_sequence": sequence, **shortened}

@@ -1,4 +1,8 @@
-"""Run one command in a slot: take its lease if it was redelivered, handle it, settle it or hand it back."""
+"""Run one command in a slot: take its lease if it was redelivered, handle it, settle it or hand it back.
+
+A run is *lost* if its process ended before the command was settled or handed back. Lost runs are counted, so that a
+command which kills executors is not run forever.
+"""
 
 from __future__ import annotations
 
@@ -25,22 +29,26 @@ from openapi_tool.telemetry.logs import CALL_FIELDS
 log = logging.getLogger(__name__)
 
 Handler = Callable[[Delivery], Awaitable[Settlement]]
+"""Handles the delivery of a command, and returns how it is to be settled (the pipeline)."""
 
-_ACK_TIMEOUT_S = 5.0
-_HAND_BACK_TIMEOUT_S = 2.0
-_SETTLE_S = 6.0  # after a cancellation; longer than _ACK_TIMEOUT_S
+_ACK_TIMEOUT_S = 5.0  # until the server has confirmed an acknowledgement
+_HAND_BACK_TIMEOUT_S = 2.0  # after a cancellation, for a hand-back or to count a run
+_SETTLE_S = 6.0  # after a cancellation, for a settlement; longer than _ACK_TIMEOUT_S
 
-_SUSPECT_RUNS = 2  # a command with this many lost runs is suspected of killing executors
+_SUSPECT_RUNS = 2  # a command with this many lost runs is a suspect: it may kill executors
 _SUSPECTS_SHARE = 1 / 4
-"""Fraction of the slots for suspects: if one kills the executor, each other suspect beside it counts a lost run, too. A
-smaller share would delay commands whose executors died for another reason."""
+"""Fraction of the slots in which suspects run. If one suspect kills the executor, the runs of all others in it are
+lost, too. A smaller fraction would delay commands whose executors died for another reason."""
 
-_SUSPECT_RETRY_S = 0.5  # if no slot for suspects is free
+_SUSPECT_RETRY_S = 0.5  # until the redelivery of a suspect for which no slot was free
 
 
 @dataclass(frozen=True, slots=True)
 class _RunLater:
-    """The command is not run here now: another executor runs it, or no slot for suspects is free."""
+    """The command is not run here now: another executor runs it, or no slot for suspects is free.
+
+    It is redelivered after `retry_in_s` seconds.
+    """
 
     retry_in_s: float
 
@@ -48,8 +56,9 @@ class _RunLater:
 class CommandRunner:
     """Runs commands with `handle` and settles them.
 
-    A command whose executor died `max_lost_runs` times gets an error result without being run. A redelivered run counts
-    as lost from its beginning until it is settled or handed back; so a killed process leaves it counted.
+    A command whose executor died `max_lost_runs` times gets an error result without being run. The run of a redelivered
+    command is counted as lost when it begins, and no longer once it is settled or handed back. So the count stays if
+    the process is killed.
     """
 
     def __init__(self, leases: Leases, dead_letters: DeadLetters, handle: Handler, options: ExecutorOptions) -> None:
@@ -63,7 +72,7 @@ class CommandRunner:
         """Handle and settle a command; a cancellation does not interrupt a settlement that is decided."""
         CALL_FIELDS.set(partial(ids_of, held.delivery))
         try:
-            settlement = await self._own_and_handle(held)
+            settlement = await self._handle_under_lease(held)
             await shielded(self._settle(held, settlement), _SETTLE_S)
         except asyncio.CancelledError as cancelled:
             if held.settling:
@@ -74,20 +83,23 @@ class CommandRunner:
         except (nats.errors.Error, OSError, Unavailable) as error:
             _log_unsettled(held, error)
 
-    async def _own_and_handle(self, held: HeldCommand) -> Settlement | _RunLater:
-        """Handle a command; one that was redelivered only under its lease.
+    async def _handle_under_lease(self, held: HeldCommand) -> Settlement | _RunLater:
+        """Handle a command; if it was redelivered, only under its lease.
 
-        A hand-back takes a run off the lost ones if `forgive_on_hand_back` is set:
+        If this run ends by a hand-back, it must not count as lost. `forgive_on_hand_back` says whether the hand-back
+        has to take one off the lost runs in the command's lease record:
 
-        | the command | its record counts this run | forgive |
+        | the command | lost runs in its record | forgive one |
         | --- | --- | --- |
-        | was never run | there is none, which means one lost run | yes, unless it is overdue |
-        | was redelivered, and has no lease yet | no | no |
-        | is counted (`_count_run`) | yes | yes, unless it is overdue |
+        | was never run | there is no record, which counts as one lost run | yes, unless it is overdue |
+        | was redelivered, and has no lease yet | without this run | no |
+        | has a lease and is counted (`_count_run`) | with this run | yes, unless it is overdue |
+
+        An overdue run was cancelled as a defect, and stays lost.
         """
         if held.never_run:
             return await self._handle(held.delivery)
-        held.forgive_on_hand_back = False  # else an earlier lost run would be forgiven
+        held.forgive_on_hand_back = False  # this run is not counted yet
         lease = await self._leases.take(held.delivery)
         _log_redelivery(held.delivery, lease)
         if isinstance(lease, LeaseTaken):
@@ -96,31 +108,33 @@ class CommandRunner:
             return await self._begin_and_handle(held, lease)
         if self._suspect_slots.locked():
             await self._leases.release(lease)
-            return _RunLater(_SUSPECT_RETRY_S)  # to wait here would block a slot
+            return _RunLater(_SUSPECT_RETRY_S)  # waiting here would block a slot
         async with self._suspect_slots:
             return await self._begin_and_handle(held, lease)
 
     async def _begin_and_handle(self, held: HeldCommand, lease: Lease) -> Settlement:
+        """Count the run, and handle the command; after too many lost runs as `exhausted`, which does not run it."""
         held.lease = lease
         await shielded(self._count_run(held, lease), _HAND_BACK_TIMEOUT_S)
         held.delivery = replace(held.delivery, exhausted=lease.lost >= self._max_lost_runs)
         return await self._handle(held.delivery)
 
     async def _count_run(self, held: HeldCommand, lease: Lease) -> None:
-        """Count the run as lost until it ends; after that a hand-back may take it off again (`forgive_on_hand_back`).
+        """Count the run as lost until it ends, and let a hand-back take it off again (`forgive_on_hand_back`).
 
-        Shielded, so that it is known whether it is counted.
+        To be shielded: after an interrupted count nobody would know whether the record has it.
         """
         await self._leases.begin(lease)
-        held.forgive_on_hand_back = not held.overdue  # an overdue call may have been cancelled meanwhile
+        held.forgive_on_hand_back = not held.overdue  # the call may have become overdue meanwhile
 
     async def _settle(self, held: HeldCommand, settlement: Settlement | _RunLater) -> None:
+        """Do what the settlement says, then release the lease of a settled command."""
         held.settling = True
         message = held.message
         match settlement:
             case Acknowledge():
                 await message.ack()  # if the ack is lost, the redelivered command finds its stored result
-            case HandBack(delay_s, defect, reason):  # the handler decided it; `_hand_back` is for a cancelled run
+            case HandBack(delay_s, defect, reason):  # by the handler; a cancelled run is handed back by `_hand_back`
                 log.info(
                     "handed a command back: %s", reason, extra={"action": "command.requeued"} | ids_of(held.delivery)
                 )
@@ -129,9 +143,9 @@ class CommandRunner:
             case _RunLater(retry_in_s) if not held.stale:
                 await message.nak(delay=retry_in_s)
             case _RunLater():
-                # Stale: while this process was stopped the server redelivered the command, to the executor that holds
-                # the lease or to one that will take it. That one settles it; a settlement from here would end or repeat
-                # its delivery (ADR 4).
+                # Stale: while this process was stopped, the server redelivered the command to another executor, which
+                # holds the lease or will take it. That executor settles the command. A settlement from here would end
+                # or repeat its delivery (ADR 4).
                 pass
             case StoreDeadLetter(reason, text, terminate):
                 await self._dead_letters.record(held.delivery, reason, text)
@@ -143,6 +157,7 @@ class CommandRunner:
             await self._leases.settle(held.lease)
 
     async def _hand_back(self, held: HeldCommand) -> None:
+        """Hand back the command of a cancelled run."""
         try:
             async with asyncio.timeout(_HAND_BACK_TIMEOUT_S):
                 await self._leases.hand_back(held.delivery, forgive=held.forgive_on_hand_back)

@@ -1,4 +1,4 @@
-"""State of one call's commands in NATS, for `openapi-tool inspect`."""
+"""What NATS knows of one call, for `openapi-tool inspect`: commands with their leases, doorbells, dead letters."""
 
 from __future__ import annotations
 
@@ -23,19 +23,23 @@ from openapi_tool.protocol.dialect import claimed_identity
 from openapi_tool.protocol.headers import TRACEPARENT
 from openapi_tool.protocol.subjects import command_filter, doorbell_filter
 
-_MAX_SEARCHED = 100_000  # messages of the command stream
-_REPLY_TIMEOUT_S = 0.5
-_MAX_CLOCK_SKEW = timedelta(seconds=60)  # clocks of database and NATS differ
-_MAX_DOORBELL_DELAY = timedelta(hours=1)  # after the report: a redelivery of the command publishes the doorbell again
+_MAX_SEARCHED = 100_000  # messages of the command stream, in one search
+_REPLY_TIMEOUT_S = 0.5  # for the replies of all replicas together
+_MAX_CLOCK_SKEW = timedelta(seconds=60)  # between the clocks of database and NATS
+_MAX_DOORBELL_DELAY = timedelta(hours=1)  # after the report; a late redelivery of the command may publish a doorbell
 
 
 @dataclass(frozen=True, slots=True)
 class CommandState:
-    """State of a command: stream position, delivery state of the durable, lease.
+    """State of a command.
 
-    `delivered` and `ack_floor` are stream sequences, None without a durable; `pending` counts undelivered commands.
-    `lease` is None after a single delivery, and from an hour after its last change. `holder` holds the command, and
-    `running` means that it runs it; `answering`: any replica replied.
+    - `delivered`, `ack_floor`: stream sequences up to which the durable has delivered commands, and up to which all are
+      acknowledged; None without a durable.
+    - `pending`: number of commands that the durable has not delivered.
+    - `paused`: whether the durable is paused.
+    - `lease`: record of the command's lease; None after a single delivery, and from an hour after its last change on.
+    - `holder`: name of the replica that holds the command; `running`: whether this replica runs it.
+    - `answering`: whether any replica replied when asked.
     """
 
     sequence: int
@@ -54,7 +58,10 @@ class CommandState:
 async def commands_of(
     client: Client, options: DurableOptions, project_id: str, tool_call_id: str, since: datetime | None
 ) -> list[CommandState]:
-    """Return the commands of a call (several if it was replayed), searched from `since`. Raises nats.errors.Error."""
+    """Return the commands of a call that were published from `since` on; several if the call was replayed.
+
+    Raises nats.errors.Error.
+    """
     target = options.filter_subject.split(".")[6]  # cg.VERSION.PROJECT.CHANNEL.cmd.tool.TARGET.SUFFIX
     subject = command_filter(options.version, project_id, "*", target)
     deliveries: list[Delivery] = []
@@ -69,6 +76,7 @@ async def commands_of(
 async def _searched(
     client: Client, options: DurableOptions, subject: str, since: datetime | None
 ) -> AsyncGenerator[StoredMessage, None]:
+    """Yield the messages of a subject in the command stream, at most _MAX_SEARCHED."""
     try:
         stream = await client.jetstream().find_stream_name_by_subject(options.filter_subject)
     except NotFoundError:
@@ -96,7 +104,7 @@ async def doorbells_of(
 ) -> list[StoredDoorbell]:
     """Return the doorbells of a report, by its `traceparent`. Raises nats.errors.Error."""
     doorbells: list[StoredDoorbell] = []
-    # Not closed here, a generator would end its subscription in a task of its own, perhaps after the connection.
+    # `aclosing` ends the generator here. Otherwise it would end in a task of its own, perhaps after the connection.
     async with aclosing(_searched(client, options, doorbell_filter(options.version, project_id), reported_at)) as found:
         async for message in found:
             if message.headers.get(TRACEPARENT) == traceparent:
@@ -108,13 +116,15 @@ async def doorbells_of(
 
 async def with_holder(client: Client, options: DurableOptions, state: CommandState) -> CommandState:
     """Ask the replicas who holds a command that is delivered and not settled. Raises nats.errors.Error."""
-    if state.delivered is None or not (state.ack_floor or 0) < state.sequence <= state.delivered:
+    is_held = state.delivered is not None and (state.ack_floor or 0) < state.sequence <= state.delivered
+    if not is_held:
         return state
     replicas = await gather_stats(client, _REPLY_TIMEOUT_S)
     for replica in replicas:
         work = replica.get("work") or {}
         running = state.sequence in work.get("running", ())
-        if replica.get("durable") == options.name and (running or state.sequence in work.get("waiting", ())):
+        holds = running or state.sequence in work.get("waiting", ())
+        if holds and replica.get("durable") == options.name:
             return replace(state, holder=replica["instance"], running=running, answering=True)
     return replace(state, answering=bool(replicas))
 

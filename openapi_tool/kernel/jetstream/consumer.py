@@ -1,4 +1,12 @@
-"""Consume commands by a durable of JetStream: pull, hold, run, send heartbeats, drain."""
+"""Consume commands from the kernel's stream: pull, hold, run, send heartbeats, drain.
+
+The pull consumer fetches commands for free slots; while all slots are busy, the look-ahead fetches some more. `Intake`
+holds them, `RunningCalls` runs them. All replicas share one durable, JetStream's record of what is delivered and
+settled.
+
+A held command is *stale* if the server may have redelivered it elsewhere, because its heartbeats did not reach the
+server in time. A stale command needs a lease before it runs. To *drain* is to stop without losing a command.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +20,6 @@ from contextlib import suppress
 import nats.errors
 from nats.aio.msg import Msg
 
-from openapi_tool.kernel.jetstream.claimed_ids import ids_of
 from openapi_tool.kernel.jetstream.command_runner import CommandRunner, Handler
 from openapi_tool.kernel.jetstream.dead_letters import DeadLetters
 from openapi_tool.kernel.jetstream.deliveries import ForeignMessage
@@ -22,7 +29,9 @@ from openapi_tool.kernel.jetstream.heartbeats import Heartbeats
 from openapi_tool.kernel.jetstream.held import HeldCommand
 from openapi_tool.kernel.jetstream.intake import Intake
 from openapi_tool.kernel.jetstream.leases import Leases
-from openapi_tool.kernel.jetstream.pull_consumer import ConsumerGone, LookAhead, PullConsumer
+from openapi_tool.kernel.jetstream.look_ahead import LookAhead
+from openapi_tool.kernel.jetstream.pull_consumer import ConsumerGone, PullConsumer
+from openapi_tool.kernel.jetstream.running_calls import RunningCalls
 from openapi_tool.kernel.jetstream.scheduler import new_scheduler
 from openapi_tool.kernel.jetstream.slots import Slots
 from openapi_tool.kernel.jetstream.streams import Durable, ensure_durable
@@ -35,9 +44,9 @@ from openapi_tool.telemetry import metrics
 log = logging.getLogger(__name__)
 
 _RETRY_S = 1.0  # between attempts to look up or create the durable
-_STALL_SHARE = 1 / 3  # of AckWait: after a longer stall, held commands may have been redelivered elsewhere
-_AFTER_STALL_S = 1.0  # a message that is received within this time may have been sent during the stall
-_HAND_BACK_TIMEOUT_S = 5.0  # on shutdown; the remaining commands are redelivered after AckWait
+_STALL_SHARE = 1 / 3  # of AckWait: a longer stall of the event loop makes held commands stale
+_AFTER_STALL_S = 1.0  # after a stall: a message that is received in this time may have been sent during the stall
+_HAND_BACK_TIMEOUT_S = 5.0  # for hand-backs on shutdown; what is left then is redelivered after AckWait
 
 
 class BackgroundTaskEnded(Exception):
@@ -47,7 +56,7 @@ class BackgroundTaskEnded(Exception):
 class CommandConsumer:
     """Fetches commands, holds them until a slot is free, and sends heartbeats until they are settled.
 
-    `fetch_mode` limits fetching. `clock` is set to the server's time.
+    `fetch_mode` returns how many commands may be fetched. `clock` is set to the server's time, which leases use.
     """
 
     def __init__(
@@ -61,26 +70,30 @@ class CommandConsumer:
         slots: Slots | None = None,
     ) -> None:
         clock = clock or ServerClock()
+        slots = slots or Slots(options.executor.concurrency)
+        slots.wake = self.wake
+        ack_wait_s = options.durable.nats.ack_wait_s
         self._client = client
         self._options = options
-        self._concurrency = options.executor.concurrency
         self._dead_letters = dead_letters
         self._fetch_mode = fetch_mode
         self._clock = clock
-        self.leases = Leases(client, options.durable.nats.ack_wait_s, options.replicas, clock.time)
-        self._command_runner = CommandRunner(self.leases, dead_letters, handle, options.executor)
-        self._heartbeats = Heartbeats(self.leases, options.durable.nats.ack_wait_s)
+        self._slots = slots
+        # What a command passes: it is held, runs under a lease if need be, and is kept by heartbeats meanwhile.
+        self.leases = Leases(client, ack_wait_s, options.replicas, clock.time)
         self._intake = Intake(options.executor, new_scheduler(options.fairness), client.publish)
-        self._stale_until = 0.0  # a message that is received before that is held as stale
-        self._draining = False
-        self._slots = slots or Slots(self._concurrency)
-        self._slots.wake = self.wake
-        self._running: dict[asyncio.Task[None], HeldCommand] = {}
+        self._command_runner = CommandRunner(self.leases, dead_letters, handle, options.executor)
+        self._running = RunningCalls(self._command_runner.run, slots, options.executor.concurrency, self._ended)
+        self._heartbeats = Heartbeats(self.leases, ack_wait_s)
+        self._stale_until = 0.0  # monotonic: a message that is received before this moment is held as stale
+        # From where commands are fetched. All three are None until the durable is found or created; `durable_error` is
+        # why the last attempt to do so, or to pull, failed.
+        self.durable_error = ""
+        self.durable: Durable | None = None
         self._pull: PullConsumer | None = None
         self._look_ahead: LookAhead | None = None
-        self.durable: Durable | None = None
-        self.durable_error = ""
-        self._background_tasks: list[asyncio.Task[None]] = []
+        self._background_tasks: list[asyncio.Task[None]] = []  # of `start`
+        self._draining = False
 
     @property
     def running(self) -> int:
@@ -89,17 +102,9 @@ class CommandConsumer:
 
     def sequences(self) -> dict[str, list[int]]:
         """Return the stream sequences of the commands that run here (`running`), and of those that wait (`waiting`)."""
-        running = {held.delivery.stream_sequence for held in self._running.values()}
+        running = self._running.sequences
         waiting = [sequence for sequence in self._intake.commands if sequence not in running]
         return {"running": sorted(running), "waiting": waiting}
-
-    @property
-    def _free(self) -> int:
-        """Number of free slots; negative once calls that had given up their slots took them again, free or not.
-
-        For example, of 8 slots 8 calls hold one, and a ninth call, which had paused, resumes: -1.
-        """
-        return self._concurrency - len(self._running) + self._slots.without_slot
 
     @property
     def silence_s(self) -> float:
@@ -107,7 +112,7 @@ class CommandConsumer:
         return self._pull.silence_s if self._pull is not None else math.inf
 
     def stalled(self, seconds: float) -> None:
-        """Handle a stall of the event loop: held commands may have been redelivered elsewhere."""
+        """Handle a stall of the event loop, in which no heartbeats were sent: held commands may be stale."""
         if seconds > self._heartbeats.ack_wait_s * _STALL_SHARE:
             self._stale_until = time.monotonic() + _AFTER_STALL_S
             self._intake.mark_stale()
@@ -115,7 +120,7 @@ class CommandConsumer:
     def start(self) -> None:
         """Start consuming in the background; retry after connection losses and while the durable is missing."""
         intake = self._intake
-        metrics.SLOTS.set_function(lambda: self._concurrency)
+        metrics.SLOTS.set_function(lambda: self._options.executor.concurrency)
         metrics.RUNNING.set_function(lambda: self.running)
         metrics.HELD.set_function(lambda: len(intake.commands))
         metrics.WAITING.set_function(lambda: intake.waiting)
@@ -132,14 +137,16 @@ class CommandConsumer:
         _raise_if_ended(self._background_tasks)
 
     async def stop(self, grace_s: float, hand_back_s: float = _HAND_BACK_TIMEOUT_S) -> None:
-        """Stop fetching, hand back waiting commands, let calls finish, hand back the others.
+        """Drain: stop fetching, hand back waiting commands, let calls finish, hand back the others.
 
-        Calls get `grace_s` seconds from now on to finish, and `hand_back_s` from their cancellation on; commands that
-        are not handed back by then are redelivered after AckWait. Calls that wait for a permit and have sent no request
-        are handed back at once. If the heartbeat task fails, the grace period ends early, as the server would redeliver
-        running calls, and BackgroundTaskEnded is raised at the end.
+        1. At once: commands that wait for a slot, and calls that wait for a permit and have sent no request.
+        2. After `grace_s` seconds: calls that have not finished; they are cancelled, which hands their commands back.
+        3. `hand_back_s` seconds later: what is not handed back by then is redelivered after AckWait.
+
+        If the heartbeat task fails, the server would redeliver running calls. Then the grace period ends early, and
+        BackgroundTaskEnded is raised at the end.
         """
-        pulling, handing_back, heartbeat = self._background_tasks  # in the order of `start`
+        pulling, handing_back, heartbeat = self._background_tasks  # as `start` lists them
         give_up_at = time.monotonic() + grace_s
         self._draining = True
         await _cancel(pulling)
@@ -148,65 +155,26 @@ class CommandConsumer:
         with suppress(TimeoutError):
             async with asyncio.timeout(hand_back_s):
                 await self._intake.hand_backs.flush()
-        fields = {"running": self.running, "oldest_s": self._oldest_running_s(), "grace_s": round(grace_s, 3)}
+        fields = {"running": self.running, "oldest_s": self._running.oldest_s(), "grace_s": round(grace_s, 3)}
         log.info("draining", extra={"action": "drain.started", **fields})
-        self._hand_back_unsent()
-        await self._wait_for_calls(heartbeat, give_up_at - time.monotonic())
-        handed_back, oldest_s = self.running, self._oldest_running_s()
-        await self._cancel_all(hand_back_s)
-        ended_early = [heartbeat] if heartbeat.done() else []
+        self._running.cancel_unsent()
+        await self._running.wait_for_end(give_up_at - time.monotonic(), unless_ended=heartbeat)
+        handed_back, oldest_s = self.running, self._running.oldest_s()  # of the calls that are cancelled now
+        await self._running.cancel_all(hand_back_s)
+        ended_early = [heartbeat] if heartbeat.done() else []  # a defect, unlike the end by the next line
         await _cancel(heartbeat)
         log.info("drained", extra={"action": "drain.finished", "handed_back": handed_back, "oldest_s": oldest_s})
         _raise_if_ended(ended_early)
 
-    def _hand_back_unsent(self) -> None:
-        unsent = self._slots.unsent()
-        for task, held in self._running.items():
-            if held.delivery.stream_sequence in unsent:
-                task.cancel()  # `CommandRunner.run` then hands the command back
-
-    async def _wait_for_calls(self, heartbeat: asyncio.Task[None], grace_s: float) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(grace_s):
-                while self._running and not heartbeat.done():
-                    await asyncio.wait([*self._running, heartbeat], return_when=asyncio.FIRST_COMPLETED)
-
-    async def _cancel_all(self, within_s: float) -> None:
-        running = list(self._running)
-        await asyncio.sleep(0)  # a task that is cancelled before its first step cannot hand its command back
-        for task in running:
-            task.cancel()
-        if self._running:
-            await asyncio.wait(self._running, timeout=within_s)
-        for held in self._running.values():
-            log.error(
-                "a cancelled call does not end; the server redelivers its command after AckWait",
-                extra={"action": "call.stuck"} | ids_of(held.delivery),
-            )
-
-    def _oldest_running_s(self) -> float:
-        now = time.monotonic()
-        return round(max((now - held.started_at for held in self._running.values()), default=0.0), 3)
-
     async def _keep_pulling(self) -> None:
+        """Pull until cancelled; look up or create the durable again whenever that ends."""
         while True:
             try:
                 durable = await ensure_durable(self._client, self._options.durable)
-                # Sets `_clock` to the time of the server; deadlines and leases use it.
-                await observe(self._client, durable, self._clock)
+                await observe(self._client, durable, self._clock)  # sets the clock to the server's time
                 await self._dead_letters.inspect()
                 self._report_new_stream(durable)
-                self.durable = durable
-                self._pull = PullConsumer(self._client, durable, self._wanted, self._receive)
-                self._look_ahead = LookAhead(self._client, durable, self._look_ahead_batch, self._receive_ahead)
-                log.info(
-                    "consuming",
-                    extra={"action": "consumer.started", "stream": durable.stream, "durable": durable.name},
-                )
-                async with asyncio.TaskGroup() as group:
-                    group.create_task(self._pull.run())
-                    group.create_task(self._look_ahead.run())
-                    group.create_task(self._intake.hand_backs.follow(self._client, durable.stream, durable.name))
+                await self._pull_from(durable)
             except* (ConsumerGone, nats.errors.Error, OSError, Unavailable) as errors:
                 error = errors.exceptions[0]
                 self.durable_error = str(error)
@@ -217,7 +185,22 @@ class CommandConsumer:
                 )
                 await asyncio.sleep(_RETRY_S)
 
+    async def _pull_from(self, durable: Durable) -> None:
+        """Pull until cancelled. Raises ConsumerGone and other errors in an exception group."""
+        self.durable = durable
+        self._pull = PullConsumer(self._client, durable, self._wanted, self._receive)
+        self._look_ahead = LookAhead(self._client, durable, self._look_ahead_batch, self._receive_ahead)
+        log.info(
+            "consuming",
+            extra={"action": "consumer.started", "stream": durable.stream, "durable": durable.name},
+        )
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._pull.run())
+            group.create_task(self._look_ahead.run())
+            group.create_task(self._intake.hand_backs.follow(self._client, durable.stream, durable.name))
+
     def _report_new_stream(self, durable: Durable) -> None:
+        """Log if this stream is another one than before, by its creation time."""
         before = self.durable.stream_created if self.durable else ""
         if before and durable.stream_created and before != durable.stream_created:
             log.warning(
@@ -229,7 +212,7 @@ class CommandConsumer:
     def wake(self) -> None:
         """Run or fetch commands after a call ended or paused, or the fetch mode changed."""
         if self._draining:
-            self._hand_back_unsent()
+            self._running.cancel_unsent()
         self._run_next()
         if self._pull is not None:
             self._pull.wake()
@@ -246,35 +229,24 @@ class CommandConsumer:
 
     def use_ack_wait(self, seconds: float) -> None:
         """Use the durable's AckWait for heartbeats and leases."""
-        self._heartbeats.ack_wait_s = self.leases.duration_s = seconds
+        self._heartbeats.ack_wait_s = seconds
+        self.leases.duration_s = seconds
 
     def _wanted(self) -> int:
         """Return the number of commands to fetch for free slots."""
         mode = self._fetch_mode()
         if mode is FetchMode.UNLIMITED:
-            return max(0, self._free - self._intake.waiting)
-        return 1 if mode is FetchMode.PROBE and self._may_probe else 0
+            return max(0, self._running.free - self._intake.waiting)
+        return 1 if mode is FetchMode.PROBE and self._running.may_probe else 0
 
     def _look_ahead_batch(self) -> int:
-        return self._intake.look_ahead if self._busy and self._fetch_mode() is FetchMode.UNLIMITED else 0
+        """Return the number of commands to fetch while all slots are busy, 0 to fetch none."""
+        return self._intake.look_ahead if self._is_busy and self._fetch_mode() is FetchMode.UNLIMITED else 0
 
     @property
-    def _busy(self) -> bool:
-        return self._free <= 0 or self._intake.waiting > 0
-
-    @property
-    def _may_run(self) -> bool:
-        """A command may run: a slot is free, or a project holds more slots than one project may keep (7/8, `Slots`).
-
-        As many calls of other projects as it holds slots beyond that may run without one (ADR 6). For example, one
-        that holds all of 16 slots may keep 14, so two calls of other projects may begin.
-        """
-        return self._free + self._slots.excess > 0
-
-    @property
-    def _may_probe(self) -> bool:
-        """A command may run as a test of the database: one at a time."""
-        return self._free > 0 and not any(held.probe for held in self._running.values())
+    def _is_busy(self) -> bool:
+        """A further command would have to wait: for a slot, or behind others that wait."""
+        return self._running.free <= 0 or self._intake.waiting > 0
 
     def _receive(self, message: Msg) -> bool:
         """Hold a message until a slot is free. Return False if JetStream did not send it."""
@@ -291,18 +263,18 @@ class CommandConsumer:
         elif mode is FetchMode.UNLIMITED:
             self._intake.enqueue(held)
             self._run_next()
-        elif self._may_probe:
+        elif self._running.may_probe:
             held.probe = True
-            self._run(held)
-        else:
+            self._running.begin(held)
+        else:  # another probe is running
             self._intake.hand_back(held)
         return True
 
     def _receive_ahead(self, message: Msg) -> None:
         """Receive a message of the look-ahead: hand it back at once if too many wait, else hold it.
 
-        Right after a stall it is held in any case. It may run elsewhere, and the notice of the hand-back would say
-        that it never ran.
+        Right after a stall it is held in any case: the command may run elsewhere. To hand it back would tell the other
+        replicas that it never ran, so that they would run it without a lease.
         """
         if time.monotonic() >= self._stale_until:
             with suppress(ForeignMessage):  # `_receive` logs it
@@ -311,59 +283,40 @@ class CommandConsumer:
         self._receive(message)
 
     def _run_next(self) -> None:
+        """Run waiting commands while calls may begin; hand them back if the fetch mode allows no more calls."""
         if self._fetch_mode() is not FetchMode.UNLIMITED:
             self._intake.hand_back_waiting()
-        while self._may_run and not self._draining and (held := self._intake.next(self._slots.may_begin)):
-            self._run(held)
-        if self._look_ahead is not None and self._busy:
+        while self._running.may_begin and not self._draining:
+            held = self._intake.next(self._slots.may_begin)
+            if held is None:
+                break
+            self._running.begin(held)
+        if self._look_ahead is not None and self._is_busy:
             self._look_ahead.wake()
 
-    def _run(self, held: HeldCommand) -> None:
-        held.started_at = time.monotonic()
-        self._slots.begin(held.delivery.stream_sequence, held.claimed_agent.project)
-        task = asyncio.create_task(self._command_runner.run(held))
-        self._running[task] = held
-        task.add_done_callback(self._finished)
-
-    def _finished(self, task: asyncio.Task[None]) -> None:
-        held = self._running.pop(task)
-        requests = self._slots.ended(held.delivery.stream_sequence)
+    def _ended(self, held: HeldCommand, requests: int) -> None:
+        """Release a command whose run has ended, and run the next one."""
         self._intake.finished(held, time.monotonic() - held.started_at, requests)
         self.wake()
-        if not task.cancelled() and (defect := task.exception()):
-            log.error(
-                "an internal error prevented settling a command; the server redelivers it",
-                exc_info=defect,
-                extra={"action": "call.broken"} | ids_of(held.delivery),
-            )
 
     async def _send_heartbeats(self) -> None:
+        """Send heartbeats of held commands, and cancel overdue calls, until cancelled."""
         while True:
             await asyncio.sleep(self._heartbeats.check_every_s)
             if not self._client.is_connected:
                 self._intake.mark_stale()  # heartbeats do not arrive, so the server may redeliver waiting commands
-            self._cancel_overdue()
+            self._running.cancel_overdue(self._options.max_run_s)
             await self._heartbeats.send(list(self._intake.commands.values()))
-
-    def _cancel_overdue(self) -> None:
-        """Cancel calls that run longer than all time limits, which is a defect; a run that began counts as lost."""
-        for task, held in self._running.items():
-            if not held.overdue and time.monotonic() - held.started_at > self._options.max_run_s:
-                log.error(
-                    "a call exceeded every time limit and is cancelled",
-                    extra={"action": "call.overdue"} | ids_of(held.delivery),
-                )
-                held.overdue = True
-                held.forgive_on_hand_back = False
-                task.cancel()
 
 
 def _raise_if_ended(background_tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Raise BackgroundTaskEnded if one has ended, with the exception that ended it as cause."""
     for task in background_tasks:
         if task.done():
             raise BackgroundTaskEnded(task.get_name()) from (None if task.cancelled() else task.exception())
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:
+    """Cancel a task and wait until it has ended."""
     task.cancel()
     await asyncio.wait([task])

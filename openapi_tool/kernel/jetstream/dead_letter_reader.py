@@ -1,4 +1,7 @@
-"""Dead letters and abandoned commands, for the command line."""
+"""Read and replay dead letters and abandoned commands, for `openapi-tool deadletters`.
+
+A command is *abandoned* if the server redelivers it no more, although it has neither a result nor a dead letter.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ _NEVER_REPLAYABLE = {
 _REFUSALS = (nats.errors.BadHeaderError, nats.errors.BadSubjectError, nats.errors.MaxPayloadError, APIError)
 """Errors that concern one dead letter only: others can still be replayed."""
 
-_SERVER_PREFIX = "nats-"  # of headers
+_SERVER_PREFIX = "nats-"  # of headers that control the server
 
 
 class NotReplayable(Exception):
@@ -34,7 +37,7 @@ class NotReplayable(Exception):
 
 
 async def dead_letters(client: Client) -> AsyncGenerator[DeadLetter, None]:
-    """Yield all records, oldest first; do not collect them: they may be 512 MiB. Raises nats.errors.Error."""
+    """Yield all dead letters, oldest first. Do not collect them: they may be 512 MiB. Raises nats.errors.Error."""
     async for message in stream_messages(client, STREAM):
         yield _letter(message)
 
@@ -47,8 +50,9 @@ async def abandoned_commands(
 ) -> list[DeadLetter]:
     """Return the commands below the durable's ack floor that have neither a result nor a dead letter.
 
-    The server redelivers none: another executor's durable used up their deliveries (`max_deliver`). `recorded` are the
-    stream sequences of commands with a dead letter. Raises nats.errors.Error.
+    The server redelivers none of them. For example, another executor had limited the durable's deliveries
+    (`max_deliver`), and they were used up. `recorded` are the stream sequences of commands with a dead letter.
+    Raises nats.errors.Error.
     """
     jetstream = client.jetstream()
     stream = await jetstream.find_stream_name_by_subject(options.filter_subject)
@@ -65,10 +69,10 @@ async def abandoned_commands(
 
 
 async def replay(client: Client, letter: DeadLetter) -> None:
-    """Publish the command again and delete its record. Raises NotReplayable, nats.errors.Error, and keeps it then.
+    """Publish the command again and delete its record. Raises NotReplayable, nats.errors.Error; then the record stays.
 
-    Headers that control the server are removed: with one the sender could have the message refused, or dropped as a
-    duplicate.
+    Headers that control the server are removed. By such a header the sender of the command could have the new message
+    refused, or dropped as a duplicate.
     """
     if letter.reason in _NEVER_REPLAYABLE:
         raise NotReplayable(_NEVER_REPLAYABLE[letter.reason])
@@ -85,11 +89,13 @@ async def replay(client: Client, letter: DeadLetter) -> None:
 
 
 async def _original(client: Client, letter: DeadLetter) -> DeadLetter:
+    """Return the letter with the whole command, which is read from its stream. Raises NotReplayable."""
     place = f"{letter.stream}, message {letter.stream_sequence}"
     stored = await stored_message(client, letter.stream, seq=letter.stream_sequence)
     if stored is None:
         raise NotReplayable(f"its record holds only a part of it, and its stream no longer holds it ({place})")
-    if BodyDigest.of(stored.data) != BodyDigest(letter.size, letter.sha256) or stored.subject != letter.subject:
+    has_same_body = BodyDigest.of(stored.data) == BodyDigest(letter.size, letter.sha256)
+    if not has_same_body or stored.subject != letter.subject:
         raise NotReplayable(f"its record holds only a part of it, and its stream holds another message now ({place})")
     if not stored.headers.complete:
         raise NotReplayable("it has more headers than the executor reads, and would be refused again")
@@ -102,11 +108,12 @@ def _letter(message: StoredMessage) -> DeadLetter:
         return decode(message.data, message.sequence)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         letter = _without_record(message.delivery, UNREADABLE, f"not a dead letter record: {type(error).__name__}")
-        # All of it: a delivery holds only the beginning of a large body.
+        # The whole body of the message, of which a delivery holds only the beginning.
         return replace(letter, data=message.data, headers={}, whole=False, stream="", stream_sequence=0)
 
 
 def _without_record(delivery: Delivery, reason: str, message: str) -> DeadLetter:
+    """Return the letter of a message that is no record, numbered as the message."""
     letter = unmasked_letter(delivery, reason, message)
     published_at = delivery.published_at.isoformat(timespec="seconds")
     return replace(letter, number=delivery.stream_sequence, published_at=published_at, attempt=0)

@@ -1,4 +1,4 @@
-"""Format of the records of dead letters."""
+"""Dead letters, and the records as which they are stored: JSON with the command, as a whole if it is small enough."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _MAX_WHOLE_BYTES = 160 * 1024
 """Limit of a record with the whole command: a body of 64 KiB in base64 fits, with headers of ordinary text."""
 
 # Limits of a command that is recorded in part.
-_HEAD_BYTES = 4 * 1024
-_HEADERS_BYTES = 16 * 1024
-_VALUE_CHARS = 1_024
+_HEAD_BYTES = 4 * 1024  # of the body's beginning
+_HEADERS_BYTES = 16 * 1024  # of all headers together
+_VALUE_CHARS = 1_024  # of a header's name, and of its value
 
-_ID_CHARS = 256
+_ID_CHARS = 256  # of an id
 _MESSAGE_CHARS = 2_000
 _IDENTITY_HEADERS = {name.lower() for name in (*TOPOLOGY, TRACEPARENT)}
 
@@ -33,9 +33,14 @@ _IDENTITY_HEADERS = {name.lower() for name in (*TOPOLOGY, TRACEPARENT)}
 class DeadLetter:
     """Command whose result cannot reach any turn; times are ISO 8601.
 
-    `number` is the sequence of its record, 0 before it is stored; of an `abandoned` letter, which has none, that of the
-    command. If not `whole`, `data` holds the first bytes of the body, and headers may be truncated or missing; `size`
-    (bytes) and `sha256` are of the whole body.
+    - `number`: sequence of its record in the stream of dead letters, 0 before it is stored. An `abandoned` command has
+      no record; its number is the sequence of the command.
+    - `whole`: whether the letter has the whole command. If not, `data` holds the first bytes of the body, and headers
+      may be truncated or missing.
+    - `size`, `sha256`: of the whole body, in bytes and in hex.
+    - `stream`, `stream_sequence`: place of the command.
+    - `attempt`: number of the delivery.
+    - `abandoned`: the server redelivers the command no more, although it has no result.
     """
 
     number: int
@@ -81,11 +86,11 @@ def without_secrets(letter: DeadLetter, redactor: Redactor) -> DeadLetter:
 
 
 def dead_letter(delivery: Delivery, reason: str, message: str, redactor: Redactor) -> DeadLetter:
-    """Make the dead letter of a delivery with secrets masked."""
+    """Return the dead letter of a delivery with secrets masked."""
     letter = unmasked_letter(delivery, reason, redactor.text(message)[:_MESSAGE_CHARS])
     if letter.whole:
         return without_secrets(letter, redactor)
-    # Truncate while masking: to mask first would search a body of any size.
+    # `head` masks and truncates at once: masking the whole text first could take long, as it may have any size.
     beginning = redactor.head(letter.data.decode(errors="surrogateescape"), _HEAD_BYTES)
     return replace(
         letter,
@@ -116,7 +121,7 @@ def unmasked_letter(delivery: Delivery, reason: str, message: str) -> DeadLetter
 
 
 def encode(letter: DeadLetter, max_bytes: int) -> bytes:
-    """Encode a letter: the whole command if it fits into `max_bytes`, else its beginning and identity."""
+    """Encode a letter as record: the whole command if it fits into `max_bytes`, else its beginning and identity."""
     if letter.whole:
         record = _encoded(letter)
         if len(record) <= min(max_bytes, _MAX_WHOLE_BYTES):
@@ -133,10 +138,10 @@ def _encoded(letter: DeadLetter) -> bytes:
 
 
 def _bounded_headers(headers: Mapping[str, str], head: Callable[[str, int], str]) -> dict[str, str]:
-    """Return headers up to a size bound, identity headers first; `head` truncates names and values."""
+    """Return headers up to _HEADERS_BYTES, those that identify the call first; `head` truncates names and values."""
     included: dict[str, str] = {}
     left = _HEADERS_BYTES
-    for name in sorted(headers, key=lambda name: name.lower() not in _IDENTITY_HEADERS):
+    for name in sorted(headers, key=lambda name: name.lower() not in _IDENTITY_HEADERS):  # False sorts first
         short_name, value = head(name, _VALUE_CHARS), head(headers[name], _VALUE_CHARS)
         left -= len(orjson.dumps((short_name, value)))
         if left < 0:
@@ -146,7 +151,10 @@ def _bounded_headers(headers: Mapping[str, str], head: Callable[[str, int], str]
 
 
 def decode(record: bytes, number: int) -> DeadLetter:
-    """Decode a record; the first format always held the whole command. Raises ValueError, KeyError or TypeError."""
+    """Decode a record. Raises ValueError, KeyError or TypeError.
+
+    Records of the first version lack some fields, and always hold the whole command.
+    """
     fields: dict[str, Any] = orjson.loads(record)
     data = base64.b64decode(fields["data_base64"])
     body = BodyDigest.of(data)

@@ -1,4 +1,4 @@
-"""The stream that stores dead letters."""
+"""Store dead letters: records of commands that get no result, or that ended executors, in a stream of their own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import nats.errors
 from nats.aio.client import Client
-from nats.js.api import DiscardPolicy, StreamConfig
+from nats.js.api import DiscardPolicy, StreamConfig, StreamInfo
 from nats.js.errors import APIError, BadRequestError, NoStreamResponseError, NotFoundError
 
 from openapi_tool.concurrency.fair_semaphore import FairSemaphore
@@ -25,22 +25,28 @@ log = logging.getLogger(__name__)
 
 STREAM = "openapi_tool_dead_letters"
 SUBJECT_PREFIX = "openapi_tool.dead_letter"
-"""Prefix of the subjects. A project token follows, so that limits apply per project; earlier versions had none."""
+"""Beginning of the subjects. A token for the project follows, so that the limit per subject is one per project.
+
+In a stream that an earlier version created, this is the whole subject."""
 
 SUBJECT_FILTER = f"{SUBJECT_PREFIX}.*"
-NO_PROJECT = "=unreadable"
+NO_PROJECT = "=unreadable"  # token of a command without a project in its subject
+
+# Limits of the stream.
 _MAX_AGE_S = 7 * 24 * 3600
 _MAX_BYTES = 512 * 1024 * 1024
 _MAX_MESSAGES = 100_000
 _MAX_PER_PROJECT = 1_000  # of at most 180 kB, so that one project alone cannot fill the stream
 
 _TIMEOUT_S = 5.0
-_DISCARD_FROM_DELIVERY = 5  # during an outage; then the command is settled without a record
-_MAX_CONCURRENT = 2  # records being stored, shared fairly by projects: a flood must not take the CPU from calls
+_DISCARD_FROM_DELIVERY = 5  # number of the delivery from which on, in an outage, a command is settled without a record
+_MAX_CONCURRENT = 2  # records being stored at once, shared fairly by projects: a flood must not take the CPU from calls
 
-_STORE_FAILED = 10077  # error code of a full stream
+# Error codes of JetStream.
+_STORE_FAILED = 10077  # the stream is full
 _TOO_LARGE = 10054
-_PLAIN_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,100}")
+
+_PLAIN_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,100}")  # project that is its own token; others are hashed
 _HASH_CHARS = 32
 
 
@@ -52,19 +58,24 @@ class DeadLetters:
         self._redactor = redactor
         self._replicas = replicas
         self._turns = FairSemaphore(_MAX_CONCURRENT)
-        self._subject_per_project = True
-        self._inspected = False
+        self._subject_per_project = True  # False for a stream of an earlier version
+        self._inspected = False  # whether `inspect` has looked at the stream
 
     async def record(self, delivery: Delivery, reason: str, message: str) -> None:
         """Record why a command gets no result. The caller settles the command afterwards.
 
-        A record that the server refuses (stream full, no permission, too large) is logged, counted and discarded; in an
-        outage nats.errors.Error is raised before delivery `_DISCARD_FROM_DELIVERY`.
+        A record that the server refuses (stream full, no permission, too large) is logged, counted and discarded. In an
+        outage nats.errors.Error is raised, so that the command is delivered again; from delivery
+        `_DISCARD_FROM_DELIVERY` on the record is discarded then, too.
         """
         token = _token(delivery.subject)
         async with self._turns.permit(token):
             letter = dead_letter(delivery, reason, message, self._redactor)
-            fields = {"reason": reason, "subject": letter.subject, "stream_sequence": letter.stream_sequence}
+            fields: dict[str, object] = {
+                "reason": reason,
+                "subject": letter.subject,
+                "stream_sequence": letter.stream_sequence,
+            }
             fields |= {name: value for name, value in letter.identity().items() if value}
             log.error("command dead-lettered: %s", letter.message, extra={"action": "call.dead_lettered"} | fields)
             try:
@@ -73,18 +84,12 @@ class DeadLetters:
                 cause = _cause(error)
                 if cause == "unavailable" and delivery.number < _DISCARD_FROM_DELIVERY:
                     raise
-                metrics.DEAD_LETTERS_DISCARDED.labels(cause).inc()
-                log.error(  # noqa: TRY400 - refused by the server, not a defect
-                    "cannot store a dead letter in stream %s; it is discarded: %s",
-                    STREAM,
-                    error,
-                    extra={"action": "dead_letters.discarded", "cause": cause} | fields,
-                )
+                _report_discarded(error, cause, fields)
             else:
                 metrics.DEAD_LETTERS.labels(reason).inc()
 
     async def inspect(self) -> None:
-        """Check the configuration of an existing stream once, and warn of missing limits."""
+        """Look at an existing stream once: adapt to its subjects, and warn of missing limits."""
         if self._inspected:
             return
         try:
@@ -95,6 +100,7 @@ class DeadLetters:
         self._inspected = True
 
     async def _publish(self, token: str, letter: DeadLetter) -> None:
+        """Publish a record; if there is no stream for it, create the stream and publish again."""
         record = encode(letter, self._client.max_payload)
         jetstream = self._client.jetstream()
         try:
@@ -108,16 +114,19 @@ class DeadLetters:
 
     async def ensure(self) -> None:
         """Create the stream if it is missing. Raises nats.errors.Error."""
+        try:
+            info = await self._client.jetstream().stream_info(STREAM)
+        except NotFoundError:
+            info = await self._create()
+        self._adapt_to(info.config)
+
+    async def _create(self) -> StreamInfo:
         jetstream = self._client.jetstream()
         try:
-            info = await jetstream.stream_info(STREAM)
-        except NotFoundError:
-            try:
-                info = await jetstream.add_stream(_new_stream(self._replicas))
-            except BadRequestError:
-                log.info("another replica created the dead letter stream", extra={"action": "dead_letters.raced"})
-                info = await jetstream.stream_info(STREAM)
-        self._adapt_to(info.config)
+            return await jetstream.add_stream(_new_stream(self._replicas))
+        except BadRequestError:
+            log.info("another replica created the dead letter stream", extra={"action": "dead_letters.raced"})
+            return await jetstream.stream_info(STREAM)
 
     def _adapt_to(self, config: StreamConfig) -> None:
         """Use the subjects that the stream stores, and warn of limits that it lacks."""
@@ -134,8 +143,18 @@ class DeadLetters:
             )
 
 
+def _report_discarded(error: Exception, cause: str, fields: dict[str, object]) -> None:
+    metrics.DEAD_LETTERS_DISCARDED.labels(cause).inc()
+    log.error(
+        "cannot store a dead letter in stream %s; it is discarded: %s",
+        STREAM,
+        error,
+        extra={"action": "dead_letters.discarded", "cause": cause} | fields,
+    )
+
+
 def _new_stream(replicas: int) -> StreamConfig:
-    """Limit records per project and in total. With `discard new` a full stream refuses new records."""
+    """Return the stream to create, with limits per project and in total. When it is full, it refuses new records."""
     return StreamConfig(
         name=STREAM,
         subjects=[SUBJECT_FILTER],
@@ -150,6 +169,7 @@ def _new_stream(replicas: int) -> StreamConfig:
 
 
 def _missing_limits(config: StreamConfig) -> Iterator[tuple[str, str]]:
+    """Yield each limit that the stream lacks, with the option of `nats stream edit` that sets it."""
     subjects = list(config.subjects or [])
     if SUBJECT_FILTER not in subjects:
         yield f"subject {SUBJECT_FILTER}", f"--subjects '{','.join([*subjects, SUBJECT_FILTER])}'"
@@ -166,9 +186,9 @@ def _missing_limits(config: StreamConfig) -> Iterator[tuple[str, str]]:
 
 
 def _token(subject: str) -> str:
-    """Return the subject token of a command's project: the name if it is plain, else its hash; NO_PROJECT without one.
+    """Return the token for a command's project: the project if it is plain, else `=` and its hash, or NO_PROJECT.
 
-    Only the subject can be trusted: NATS permissions limit it, but not headers and body.
+    The project is taken from the command's subject, which NATS permissions limit; headers and body can name any other.
     """
     project = project_of(subject)
     if _PLAIN_TOKEN.fullmatch(project):
@@ -180,6 +200,7 @@ def _token(subject: str) -> str:
 
 
 def _cause(error: Exception) -> str:
+    """Return why the server stored no record, as the metric of discarded dead letters names it."""
     code = error.err_code if isinstance(error, APIError) else None
     if isinstance(error, nats.errors.MaxPayloadError) or code == _TOO_LARGE:
         return "too_large"

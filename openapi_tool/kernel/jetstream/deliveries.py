@@ -1,4 +1,4 @@
-"""Messages of NATS as deliveries of commands."""
+"""Turn messages of NATS into deliveries of commands."""
 
 from __future__ import annotations
 
@@ -17,18 +17,24 @@ from openapi_tool.protocol.command import (
 
 
 def shown_subject(subject: str) -> str:
-    r"""Return a subject with bytes that are not UTF-8, which BusClient decodes to lone surrogates, as `\xff`."""
+    r"""Return a subject for people to read: bytes that are not UTF-8 become `\xff` and the like.
+
+    BusClient decodes such bytes to lone surrogates, which cannot be encoded as UTF-8.
+    """
     return subject.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 class ForeignMessage(Exception):
-    """Message that JetStream did not send, so it cannot be settled: any permitted client may publish to our inbox."""
+    """Message that JetStream did not send, so it cannot be settled.
+
+    Any client with the permission may publish to the inbox on which commands arrive.
+    """
 
 
 def metadata_of(message: Msg) -> Msg.Metadata:
     """Return stream sequence and delivery count. Raises ForeignMessage."""
     try:
-        message.reply.encode()  # fails for lone surrogates: nobody can publish to such a subject
+        message.reply.encode()  # fails for lone surrogates: the message could not be acknowledged on such a subject
         metadata = message.metadata
     except (Error, ValueError, OverflowError, OSError) as error:
         raise ForeignMessage from error
@@ -38,12 +44,13 @@ def metadata_of(message: Msg) -> Msg.Metadata:
 def delivery_of(message: Msg) -> Delivery:
     """Return the delivery of a message, and empty the message. Raises ForeignMessage.
 
-    The message is kept until it is settled. If it were not emptied, a body of which the delivery keeps only the
-    beginning would stay in memory as a whole.
+    The message is kept until it is settled. Of a large body the delivery keeps only the beginning; in a message that is
+    not emptied the whole body would stay in memory.
     """
     metadata = metadata_of(message)
     data, headers = message.data, message.headers
-    message.data, message.headers = b"", None
+    message.data = b""
+    message.headers = None
     place = metadata.stream, metadata.sequence.stream  # `sequence.stream` is the sequence in the stream
     return stored_delivery(
         place, message.subject, headers or {}, data, metadata.timestamp, number=metadata.num_delivered
@@ -59,7 +66,7 @@ def stored_delivery(
     *,
     number: int = 1,
 ) -> Delivery:
-    """Return a delivery of a stored message; `place` is its stream and sequence."""
+    """Return the delivery of this `number` of a stored message; `place` is its stream and sequence."""
     stream, sequence = place
     too_large = len(data) > MAX_BODY_BYTES
     return Delivery(

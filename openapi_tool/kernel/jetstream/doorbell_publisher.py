@@ -21,10 +21,11 @@ from openapi_tool.tools.wording import short
 
 log = logging.getLogger(__name__)
 
-_RETRY_LIMIT_S = 3.0  # in the slot of the call; then its command is handed back
-
+_RETRY_LIMIT_S = 3.0  # for all attempts, in the slot of the call; then its command is handed back
 _WAIT = wait_exponential_jitter(multiplier=0.1, max=1.0, jitter=0.1)
 _TIMEOUT_S = 2.0  # of one attempt
+
+# Errors of one doorbell that no retry can avoid.
 _PERMANENT = (nats.errors.BadSubjectError, nats.errors.MaxPayloadError, nats.js.errors.BadRequestError)
 
 
@@ -32,8 +33,10 @@ _PERMANENT = (nats.errors.BadSubjectError, nats.errors.MaxPayloadError, nats.js.
 class DoorbellPublisher:
     """Publishes doorbells; if that is impossible, the kernel's periodic scan of the inbox finds the result.
 
-    `outage` is why JetStream stores none, empty if it does; `changed` is called on every change. `stream` returns the
-    name of the command stream, which stores them; empty while it is unknown.
+    - `stream` returns the name of the command stream, which stores doorbells, too; empty while it is unknown.
+    - `outage` is why JetStream stores no doorbell at all; empty if it does.
+    - `changed` is called whenever `outage` changes.
+    - `_unsent` is a doorbell that was not stored, by which `problem` tests whether the outage is over.
     """
 
     client: BusClient
@@ -43,10 +46,10 @@ class DoorbellPublisher:
     _unsent: Doorbell | None = field(default=None, init=False)
 
     async def publish(self, doorbell: Doorbell) -> bool:
-        """Return False if NATS refuses a doorbell permanently.
+        """Publish a doorbell; return False if NATS refuses it permanently.
 
-        Raises Unavailable in an outage, NotStored if JetStream stores none: the command is then handed back, and its
-        next delivery publishes again.
+        Raises Unavailable in an outage, and NotStored if JetStream stores no doorbell at all. The command is then
+        handed back, and its next delivery publishes again.
         """
         try:
             return await retried(
@@ -62,6 +65,7 @@ class DoorbellPublisher:
             raise Unavailable(f"NATS: cannot publish the doorbell: {type(error).__name__}: {error}") from error
 
     async def _publish(self, doorbell: Doorbell) -> bool:
+        """Publish once. Return False after a permanent error, and raise any other."""
         try:
             await self.client.publish_to_stream(doorbell.subject, doorbell.body, dict(doorbell.headers), _TIMEOUT_S)
         except OUTAGE as error:
@@ -87,8 +91,10 @@ class DoorbellPublisher:
         """Return why JetStream stores no message at all, empty if it may store others."""
         stream = self.stream() or "the command stream"
         if isinstance(error, nats.js.errors.APIError):
-            reason, remedy = error.description or "", NOT_STORED.get(error.err_code or 0)
-            if remedy is None or "per subject" in reason:  # a limit of one subject leaves room for others
+            reason = error.description or ""
+            remedy = NOT_STORED.get(error.err_code or 0)
+            is_of_one_subject = "per subject" in reason  # such a limit leaves room for other subjects
+            if remedy is None or is_of_one_subject:
                 return ""
             return f"JetStream stores no message in {stream}: {reason}; {remedy}"
         if isinstance(error, nats.errors.TimeoutError) and self.client.is_connected:
@@ -99,14 +105,19 @@ class DoorbellPublisher:
         return ""
 
     def _set_outage(self, why: str) -> None:
-        changed, self.outage = self.outage != why, why
+        """Set `outage`, and call `changed` if it is another one."""
+        changed = self.outage != why
+        self.outage = why
         if not why:
             self._unsent = None
         if changed:
             self.changed()
 
     async def problem(self) -> str:
-        """Try again to publish a doorbell that failed, of which a copy does no harm; then return `outage`."""
+        """Return `outage`, after another attempt to publish a doorbell that was not stored.
+
+        If it was stored after all, the copy does no harm.
+        """
         if self._unsent is not None and self.client.is_connected:
             with suppress(*OUTAGE):
                 await self._publish(self._unsent)

@@ -1,4 +1,4 @@
-"""State of the durable (protocol section 12)."""
+"""State of the durable as the server reports it (protocol section 12)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from openapi_tool.nats_client.client import BusClient
 from openapi_tool.nats_client.server_clock import ServerClock
 
 REPLY_TIMEOUT_S = 2.0
-_NANOSECONDS = 1_000_000_000
+_NANOSECONDS = 1_000_000_000  # in a second
 _NOT_FOUND = 404
 _MAX_INACTIVE_NS = 3 * _NANOSECONDS
-"""Silence of a failed follower: others are active every second, and the server reports a frozen one as online."""
+"""Silence after which a follower has failed. A working one is active every second; the server reports a frozen one as
+online."""
 
 
 class DurableMissing(nats.errors.Error):
@@ -31,23 +32,33 @@ class ErrorReply(nats.errors.Error):
 
 
 HINDRANCES = (
-    *("headers_only", "max_batch", "max_expires", "max_bytes"),
-    *("backoff", "priority_groups", "inactive_threshold"),
+    "headers_only",  # the server sends commands without their body
+    "max_batch",  # it refuses our pull requests
+    "max_expires",  # the same
+    "max_bytes",  # the same
+    "backoff",  # it uses these times instead of AckWait
+    "priority_groups",  # it refuses our pull requests
+    "inactive_threshold",  # it deletes the durable while no replica runs
 )
-"""Settings of a durable with which the server refuses our pull requests, sends commands without their body, does not
-redeliver them after AckWait, or deletes the durable while no replica runs."""
+"""Settings of a durable that stop, delay or repeat deliveries if they have any value, and what the server then does."""
 
 _UNCHANGEABLE = {"ack_policy": "explicit", "replay_policy": "instant"}
-"""What the server does not let anyone change once the durable exists, and without which calls are lost or late."""
+"""Settings with the only values with which no calls are lost or late. They cannot be changed once the durable
+exists."""
 
 
 @dataclass(frozen=True, slots=True)
 class DurableState:
     """Configuration and progress of a durable.
 
-    `paused_until` (RFC 3339) is empty unless it is paused. `leader` is empty on a single server. Without a `quorum` the
-    leader still answers, but delivers nothing. `hindrances` are the names of set HINDRANCES, `unusable` wrong settings
-    that cannot be changed. `replicas` is 0 for as many as the stream has.
+    - `paused_until`: RFC 3339; empty unless the durable is paused.
+    - `leader`: the server that delivers; empty on a single server.
+    - `pending`, `ack_pending`: numbers of commands that were never delivered, and that are not acknowledged.
+    - `ack_floor`: stream sequence up to which all commands are acknowledged.
+    - `quorum`: whether most of the servers are there; without them the leader still answers, but delivers nothing.
+    - `hindrances`: names of the HINDRANCES that have a value.
+    - `unusable`: wrong settings that cannot be changed, for people to read.
+    - `replicas`: 0 for as many as the stream has.
     """
 
     filters: tuple[str, ...]
@@ -69,7 +80,7 @@ class DurableState:
 async def observe(client: BusClient, durable: Durable, clock: ServerClock) -> DurableState:
     """Return the state of the durable, and pass the server's time to `clock`.
 
-    Raises DurableMissing, ErrorReply, or without a reply another nats.errors.Error or OSError.
+    Raises DurableMissing and ErrorReply; without a reply another nats.errors.Error or OSError.
     """
     requested_at = time.monotonic()
     reply = await client.request(f"$JS.API.CONSUMER.INFO.{durable.stream}.{durable.name}", b"", timeout=REPLY_TIMEOUT_S)
@@ -110,12 +121,14 @@ def _state(info: Mapping[str, Any]) -> DurableState:
         ack_floor=(info.get("ack_floor") or {}).get("stream_seq", 0),
         quorum=_has_quorum(cluster.get("replicas") or []),
         hindrances=tuple(name for name in HINDRANCES if config.get(name)),
-        unusable=tuple(
-            f"{name} {config[name]!r}" for name, ours in _UNCHANGEABLE.items() if config.get(name, ours) != ours
-        ),
+        unusable=_unusable(config),
         in_memory=bool(config.get("mem_storage")),
         replicas=config.get("num_replicas", 0),
     )
+
+
+def _unusable(config: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(f"{name} {config[name]!r}" for name, ours in _UNCHANGEABLE.items() if config.get(name, ours) != ours)
 
 
 def _has_quorum(followers: Sequence[Mapping[str, Any]]) -> bool:

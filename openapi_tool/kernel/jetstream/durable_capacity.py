@@ -1,4 +1,4 @@
-"""`max_ack_pending` of the durable during a backlog."""
+"""Adapt `max_ack_pending` of the durable during a backlog: how many commands may be delivered and unacknowledged."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _WARN_FULL_EVERY_S = 60.0
 class DurableCapacity:
     """Adapts the durable's `max_ack_pending` to the backlog: at least `minimum`, at most MAX_ACK_PENDING.
 
-    Commands that were handed back with a delay count as unacknowledged. At the limit the server delivers no further
-    command, so a backlog of one project would block those of all others behind it (ADR 6).
+    At the limit the server delivers no further command. Commands that were handed back with a delay count, too. So with
+    a fixed limit the backlog of one project would block the commands of all others behind it (ADR 6).
     """
 
     def __init__(self, client: BusClient, minimum: int) -> None:
@@ -31,10 +31,10 @@ class DurableCapacity:
         self._warned_at = -math.inf
 
     async def adapt(self, durable: Durable, state: DurableState) -> None:
-        """Raise a reached limit to twice the backlog; lower it to `minimum` once that is enough again."""
+        """Raise a limit that is reached to twice the backlog; lower it to `minimum` once that is enough again."""
         backlog = state.ack_pending + state.pending
-        full = state.pending > 0 and 0 < state.max_ack_pending <= state.ack_pending
-        if full:
+        is_reached = 0 < state.max_ack_pending <= state.ack_pending
+        if is_reached and state.pending > 0:
             raised = min(2 * backlog, MAX_ACK_PENDING)
             if raised <= state.max_ack_pending or not await self._change(durable, state, raised):
                 self._warn(state)

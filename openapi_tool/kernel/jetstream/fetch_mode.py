@@ -1,4 +1,4 @@
-"""How many commands may be fetched."""
+"""How many commands may be fetched; the health of database and NATS decides that."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from enum import Enum, auto
 
 
 class FetchMode(Enum):
-    """Limit of fetching; PROBE is one command that tests the database."""
+    """Limit of fetching."""
 
     UNLIMITED = auto()
+    """As many commands as there are free slots."""
     PROBE = auto()
+    """One command at a time, as a test whether the database works again."""
     NONE = auto()

@@ -1,46 +1,41 @@
-"""Commands that are handed back: when, after which delay, and what other replicas are told."""
+"""Hand commands back to the server unrun, which delivers them again, to any replica.
+
+The other replicas are told by notices which commands were never run: these need no lease when they are redelivered.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from itertools import islice
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
 import nats.errors
 import orjson
-from cachetools import LRUCache
 from nats.aio.msg import Msg
 from pydantic import Field, TypeAdapter, ValidationError
 
 from openapi_tool.kernel.jetstream.claimed_ids import ids_of
 from openapi_tool.kernel.jetstream.held import HeldCommand
-from openapi_tool.kernel.jetstream.pull_consumer import unsubscribe
+from openapi_tool.kernel.jetstream.pull_requests import unsubscribe
 from openapi_tool.nats_client.client import BusClient
 
 log = logging.getLogger(__name__)
 
 Publish = Callable[[str, bytes], Awaitable[None]]
+"""Publishes a message: subject and body."""
 
-_MAX_REMEMBERED = 20_000  # handed-back commands whose number of deliveries is remembered; each takes about 100 bytes
-_BATCH = 32  # commands to hand back before other tasks run, and in one notice to the other replicas
+_MAX_REMEMBERED = 20_000  # commands that were handed back unrun; each takes about 100 bytes
+_BATCH = 32  # commands to hand back before other tasks run, and in one notice
+_BATCH_TIMEOUT_S = 2.0  # of the notice and the hand-backs of one batch
+_NANOSECONDS = 1_000_000_000  # in a second
 
 _Number = Annotated[int, Field(gt=0, lt=2**64)]
 _NOTICE = TypeAdapter(Annotated[list[tuple[_Number, _Number]], Field(max_length=_BATCH)])
-_MAX_NOTICE_BYTES = 64 * _BATCH  # two numbers of up to 20 digits each, and punctuation
-
-_BATCH_TIMEOUT_S = 2.0
-_NANOSECONDS = 1_000_000_000
-
-_MIN_DELAY_S = 0.1
-_MAX_DELAY_S = 10.0  # well below the time for which a worker waits: calls of the project may become faster
-_ASSUMED_CALL_S = 0.1  # until a call of the project has ended
-_MEAN_WEIGHT = 64  # of the moving average of call durations, in calls
-_MAX_MEANS = 4_096  # projects
+_MAX_NOTICE_BYTES = 64 * _BATCH  # two numbers of up to 20 digits each per command, and punctuation
 
 
 def notice_subject(stream: str, durable: str) -> str:
@@ -49,35 +44,32 @@ def notice_subject(stream: str, durable: str) -> str:
 
 
 class HandBackQueue:
-    """Hands messages back, and calls `release` for each that was held."""
+    """Hands messages back in batches, and calls `release` for each command that was held."""
 
     def __init__(self, publish: Publish, release: Callable[[HeldCommand], None]) -> None:
         self._publish = publish
         self._release = release
-        self._queue: deque[tuple[Msg, HeldCommand | None, float, bool]] = deque()
+        self._queue: deque[_HandBack] = deque()
         self._wake = asyncio.Event()
-        self._unrun_deliveries: OrderedDict[int, int] = OrderedDict()  # number of the last one by stream sequence
-        self._subject: str | None = None
+        # Commands whose deliveries were all handed back unrun: the number of the last one by stream sequence.
+        self._unrun_deliveries: OrderedDict[int, int] = OrderedDict()
+        self._subject: str | None = None  # of notices, once `follow` has begun
 
     def add(self, message: Msg, held: HeldCommand | None, delay_s: float = 0.0) -> None:
-        """Hand back a message unrun, for redelivery after `delay_s` seconds; `held` is its held command."""
+        """Hand back a message unrun, for redelivery after `delay_s` seconds; `held` is its command if that is held."""
         never_run = held.never_run if held else self.take_never_run(message.metadata)
-        self._queue.append((message, held, delay_s, never_run))
+        hand_back = _HandBack(message, held, delay_s, never_run)
+        self._queue.append(hand_back)
         self._wake.set()
         if not delay_s:
-            log.info(
-                "handed a waiting command back",
-                extra={"action": "call.handed_back"} | ids_of(held.delivery if held else message),
-            )
+            log.info("handed a waiting command back", extra={"action": "call.handed_back"} | hand_back.ids())
         elif log.isEnabledFor(logging.DEBUG):  # may be thousands of lines; `intake.full` is logged once a minute
-            log.debug(
-                "handed a surplus command back",
-                extra={"action": "call.handed_back"} | ids_of(held.delivery if held else message),
-            )
+            log.debug("handed a surplus command back", extra={"action": "call.handed_back"} | hand_back.ids())
         if never_run:
             self._remember(*_delivery(message))
 
     def _remember(self, sequence: int, number: int) -> None:
+        """Remember that all deliveries of a command up to this number were handed back unrun."""
         self._unrun_deliveries[sequence] = max(number, self._unrun_deliveries.get(sequence, 0))
         if len(self._unrun_deliveries) > _MAX_REMEMBERED:
             self._unrun_deliveries.popitem(last=False)
@@ -85,16 +77,17 @@ class HandBackQueue:
     def take_never_run(self, metadata: Msg.Metadata) -> bool:
         """Return whether no earlier delivery of a command was run, so that it needs no lease (ADR 4).
 
-        Also False if another replica's notice of it has not arrived. Forgets the command, which may run now.
+        False, too, if that is unknown, since another replica's notice has not arrived. Forgets the command, which may
+        run now.
         """
         number = metadata.num_delivered
-        # If the delivery before this one is remembered, it was handed back unrun, and so were all before it: it was
-        # remembered only if that was known of it, here or by the replica that sent the notice.
+        # If delivery 4 is the last one that was handed back unrun, none of the deliveries 1 to 4 was run, and delivery
+        # 5 is like the first one.
         return number == 1 or self._unrun_deliveries.pop(metadata.sequence.stream, 0) + 1 == number
 
     async def follow(self, client: BusClient, stream: str, durable: str) -> None:
-        """Exchange notices with the other replicas of a durable until cancelled."""
-        self._subject = notice_subject(stream, durable)  # stays: a drain still sends notices
+        """Receive the notices of the other replicas of a durable until cancelled; from now on send some, too."""
+        self._subject = notice_subject(stream, durable)  # stays afterwards, as a drain still sends notices
         subscription = await client.subscribe(self._subject, cb=self._on_notice)
         try:
             await asyncio.Event().wait()
@@ -118,63 +111,52 @@ class HandBackQueue:
     async def flush(self) -> None:
         """Hand back everything that was added."""
         while self._queue:
-            message, held, *_ = self._queue[0]  # for the log, if the notice fails
+            current = self._queue[0]  # for the log, if the notice fails
             try:
                 async with asyncio.timeout(_BATCH_TIMEOUT_S):
-                    await self._notify()  # before the server redelivers them
+                    await self._notify()  # first, so that the notice arrives before the commands are redelivered
                     for _ in range(min(_BATCH, len(self._queue))):
-                        message, held, delay_s, _ = self._queue.popleft()
-                        await self._hand_back(message, held, delay_s)
+                        current = self._queue.popleft()
+                        await self._hand_back(current)
             except (nats.errors.Error, OSError, TimeoutError) as error:
                 why = f"{type(error).__name__}: {error}"
                 log.warning(
                     "cannot hand a command back; the server redelivers it after AckWait",
-                    extra={"action": "call.unsettled", "error": why} | ids_of(held.delivery if held else message),
+                    extra={"action": "call.unsettled", "error": why} | current.ids(),
                 )
             await asyncio.sleep(0)
 
     async def _notify(self) -> None:
-        unrun = [_delivery(message) for message, _, _, never_run in islice(self._queue, _BATCH) if never_run]
+        """Tell the other replicas which commands of the next batch were never run."""
+        unrun = [_delivery(each.message) for each in islice(self._queue, _BATCH) if each.never_run]
         if unrun and self._subject:
             await self._publish(self._subject, orjson.dumps(unrun))
 
-    async def _hand_back(self, message: Msg, held: HeldCommand | None, delay_s: float) -> None:
+    async def _hand_back(self, hand_back: _HandBack) -> None:
         try:
-            await self._publish(message.reply, b'-NAK {"delay":%d}' % (delay_s * _NANOSECONDS) if delay_s else b"-NAK")
+            await self._publish(hand_back.message.reply, hand_back.body())
         finally:
-            if held is not None:
-                self._release(held)
+            if hand_back.held is not None:
+                self._release(hand_back.held)
+
+
+class _HandBack(NamedTuple):
+    """Message to hand back, with its held command if it was held."""
+
+    message: Msg
+    held: HeldCommand | None
+    delay_s: float
+    never_run: bool
+
+    def ids(self) -> dict[str, Any]:
+        """Return the command's ids for log lines."""
+        return ids_of(self.held.delivery if self.held else self.message)
+
+    def body(self) -> bytes:
+        """Return the negative acknowledgement, with the delay if there is one."""
+        return b'-NAK {"delay":%d}' % (self.delay_s * _NANOSECONDS) if self.delay_s else b"-NAK"
 
 
 def _delivery(message: Msg) -> tuple[int, int]:
     """Return stream sequence and delivery count."""
     return message.metadata.sequence.stream, message.metadata.num_delivered
-
-
-class HandBackDelays:
-    """Computes redelivery delays, so that a command returns when a slot should be free for it.
-
-    Before it run the waiting commands ahead of it, and those that its project had handed back earlier, at `slots`
-    divided by the mean duration of the project's calls.
-    """
-
-    def __init__(self, slots: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._slots = slots
-        self._clock = clock
-        self._mean_s: LRUCache[str, float] = LRUCache(_MAX_MEANS)
-        self._next_at: dict[str, float] = {}
-
-    def finished(self, project: str, duration_s: float) -> None:
-        """Add the duration of a call to the moving average of its project."""
-        mean_s = self._mean_s.get(project, duration_s)
-        self._mean_s[project] = mean_s + (duration_s - mean_s) / _MEAN_WEIGHT
-
-    def next(self, project: str, ahead: int) -> float:
-        """Return the redelivery delay in seconds of the next command of a project, with `ahead` before it."""
-        now = self._clock()
-        each_s = self._mean_s.get(project, _ASSUMED_CALL_S) / self._slots  # between two calls that begin
-        at = max(self._next_at.get(project, 0.0), now + ahead * each_s) + each_s
-        self._next_at[project] = min(at, now + _MAX_DELAY_S)
-        if len(self._next_at) > _MAX_REMEMBERED:
-            self._next_at = {name: due for name, due in self._next_at.items() if due > now}
-        return min(max(at - now, _MIN_DELAY_S), _MAX_DELAY_S)

@@ -1,4 +1,4 @@
-"""Hand-over of the durable to the kernel's own executor (protocol section 12), for the command line."""
+"""Hand the durable over to the kernel's own executor (protocol section 12), for `openapi-tool nats durable`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from openapi_tool.nats_records.replica_statistics import gather_stats
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.tools.wording import counted
 
-KERNEL_ACK_WAIT_S, KERNEL_MAX_DELIVER = 30.0, 3
-"""The kernel executor's own settings of the durable (protocol section 1)."""
+# Settings of the durable that the kernel's own executor needs (protocol section 1).
+KERNEL_ACK_WAIT_S = 30.0
+KERNEL_MAX_DELIVER = 3
 
-_STATS_TIMEOUT_S = 0.5  # of all replicas together
-_MAX_NAMED = 5
+_STATS_TIMEOUT_S = 0.5  # for the replies of all replicas together
+_MAX_NAMED = 5  # replicas that a message names
 _ACK_TIMEOUT_S = 5.0
 
 
@@ -31,7 +32,11 @@ class StillPulled(nats.errors.Error):
 
 @dataclass(frozen=True, slots=True)
 class DurableShown:
-    """State for the command line; `waiting` commands were never delivered."""
+    """State of the durable for the command line.
+
+    `waiting` is the number of commands that were never delivered, `unacknowledged` of those that were, but are not
+    settled.
+    """
 
     durable: str
     stream: str
@@ -44,17 +49,17 @@ class DurableShown:
 
 
 async def durable_shown(client: Client, options: DurableOptions) -> DurableShown:
-    """Return the durable. Raises DurableMissing, or another nats.errors.Error."""
+    """Return the state of the durable. Raises DurableMissing, or another nats.errors.Error."""
     return _shown(await _info(client, options))
 
 
 HasResult = Callable[[Delivery], Awaitable[bool]]
-"""Return whether a command has a result."""
+"""Returns whether a command has a result."""
 
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """The durable before and after, and the number of commands that were acknowledged; None if that was not tried."""
+    """The durable before and after, and the number of commands that were acknowledged; None if none was looked for."""
 
     before: DurableShown
     after: DurableShown
@@ -65,22 +70,13 @@ async def hand_to_kernel(client: Client, options: DurableOptions, has_result: Ha
     """Acknowledge the commands that have a result, and set what the kernel's own executor needs.
 
     A command that has a result, but whose acknowledgement was lost, is redelivered. The kernel's executor fails on the
-    existing result, and the command occupies its only slot for 30 s, at each of its deliveries; with our settings these
-    have no end. Without `has_result` nothing is acknowledged. Raises StillPulled, DurableMissing, or another
-    nats.errors.Error.
+    existing result, and the command occupies its only slot for 30 s at each delivery. With our settings the number of
+    deliveries is unlimited, so such commands are acknowledged here; without `has_result` none is.
+
+    Raises StillPulled, DurableMissing, or another nats.errors.Error.
     """
     before = await _info(client, options)
-    # Without a free slot, or during an outage of the database, a replica has no open pull request. One that does not
-    # name its durable may consume from this one.
-    replicas = await gather_stats(client, _STATS_TIMEOUT_S)
-    running = [str(each["instance"]) for each in replicas if each.get("durable", options.name) == options.name]
-    if running:
-        named = ", ".join(running[:_MAX_NAMED]) + (", …" if len(running) > _MAX_NAMED else "")
-        raise StillPulled(
-            f"the durable {options.name!r} still has {counted(len(running), 'running replica')} ({named})"
-        )
-    if before.num_waiting:
-        raise StillPulled(f"the durable {options.name!r} still has open pull requests ({before.num_waiting})")
+    await _refuse_if_pulled(client, options, before)
     config = before.config.evolve(
         name=options.name, ack_wait=KERNEL_ACK_WAIT_S, max_deliver=KERNEL_MAX_DELIVER, backoff=None
     )
@@ -89,14 +85,32 @@ async def hand_to_kernel(client: Client, options: DurableOptions, has_result: Ha
     return HandOver(_shown(before), _shown(await _info(client, options)), acknowledged)
 
 
+async def _refuse_if_pulled(client: Client, options: DurableOptions, durable: ConsumerInfo) -> None:
+    """Raise StillPulled if an executor runs, or has an open pull request.
+
+    Without a free slot, or during an outage of the database, a running replica has no open pull request. A replica that
+    does not name its durable may consume from this one.
+    """
+    replicas = await gather_stats(client, _STATS_TIMEOUT_S)
+    running = [str(each["instance"]) for each in replicas if each.get("durable", options.name) == options.name]
+    if running:
+        named = ", ".join(running[:_MAX_NAMED]) + (", …" if len(running) > _MAX_NAMED else "")
+        raise StillPulled(
+            f"the durable {options.name!r} still has {counted(len(running), 'running replica')} ({named})"
+        )
+    if durable.num_waiting:
+        raise StillPulled(f"the durable {options.name!r} still has open pull requests ({durable.num_waiting})")
+
+
 async def _acknowledge_answered(
     client: Client, durable: ConsumerInfo, options: DurableOptions, has_result: HasResult
 ) -> int:
     """Acknowledge the delivered commands that have a result; return their number.
 
-    To receive them again would count as a delivery of those without a result, too, of which the kernel's executor gets
-    three. So this publishes the acknowledgement of a delivery that another process received: its subject names the
-    command's sequence, by which the server finds it; the other tokens are ignored.
+    They are not received for that: it would also count as a delivery of commands without a result, and the kernel's
+    executor gets only three deliveries of each. Instead, the deliveries that other processes received are acknowledged.
+    The subject of an acknowledgement names the command's sequence, by which the server finds it; the server ignores the
+    other tokens.
     """
     floor = durable.ack_floor.stream_seq if durable.ack_floor else 0
     delivered = durable.delivered.stream_seq if durable.delivered else 0

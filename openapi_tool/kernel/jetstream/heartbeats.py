@@ -16,14 +16,16 @@ from openapi_tool.protocol.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
-# Fractions of AckWait: after the last acknowledged progress, between two checks, timeout of one heartbeat. A failed
-# heartbeat is retried at the next check; two attempts fit: 0.45 + 2 * (1/12 + 1/10) is less than 1.
-_DUE_SHARE = 0.45
-_CHECK_SHARE = 1 / 12
-_TIMEOUT_SHARE = 1 / 10
+# Fractions of AckWait. A heartbeat is due 0.45 of it after the last one, and a failed one is retried at the next check.
+# The worst case of two attempts fits into AckWait: 0.45 + 2 * (1/12 until a check + 1/10 until the timeout) < 1.
+_DUE_SHARE = 0.45  # from the last heartbeat until the next one is due
+_CHECK_SHARE = 1 / 12  # between two checks which heartbeats are due
+_TIMEOUT_SHARE = 1 / 10  # timeout of one heartbeat
 
 _MAX_CONCURRENT = 64
-"""Hundreds are due together after a stall; sent one by one, the last would be too late."""
+"""Heartbeats that are sent at once. After a stall hundreds are due together; sent one by one, the last would be too
+late.
+"""
 
 
 class Heartbeats:
@@ -41,7 +43,7 @@ class Heartbeats:
 
     async def send(self, commands: Iterable[HeldCommand]) -> None:
         """Send the heartbeats that are due, longest overdue first."""
-        due_before = self._clock() - self.ack_wait_s * _DUE_SHARE
+        due_before = self._clock() - self.ack_wait_s * _DUE_SHARE  # latest time of a last heartbeat
         due = [held for held in commands if held.heartbeat_at <= due_before and not held.message.is_acked]
         due.sort(key=lambda held: held.heartbeat_at)
         permits = asyncio.Semaphore(_MAX_CONCURRENT)

@@ -15,36 +15,46 @@ from openapi_tool.protocol.ids import MAX_ID_BYTES
 from openapi_tool.protocol.projects import AgentKey
 
 _OVERHEAD_BYTES = 1_024
-"""Memory of a held command besides subject, headers and body: objects, reply subject, queue entries."""
+"""Memory of a held command beside subject, headers and body: objects, reply subject, queue entries."""
 
 
 @dataclass(slots=True)
 class HeldCommand:
-    """Received command; times are on the monotonic clock, in seconds.
+    """Received command, with what is known of its run.
 
-    `started_at` is when its run began, `heartbeat_at` when its last heartbeat was sent; both begin as the time of its
-    delivery. `claimed_agent` is unverified: of subject and header.
+    `message` is the NATS message by which it is settled, without its body and headers, which `delivery` has. Times are
+    on the monotonic clock, in seconds.
     """
 
     message: Msg
     delivery: Delivery
     started_at: float
+    """When its run began; until then, when it was received."""
     heartbeat_at: float
-    stale: bool = False  # the server may have redelivered it elsewhere
-    forgive_on_hand_back: bool = True  # if it is handed back, this run is no lost one
-    overdue: bool = False  # it ran longer than all time limits and was cancelled
-    settling: bool = False  # its settlement is decided
-    probe: bool = False  # it tests whether calls can be committed again
+    """When its last heartbeat was sent; until then, when it was received."""
+    stale: bool = False
+    """Whether the server may have redelivered it elsewhere: heartbeats did not arrive in time."""
+    forgive_on_hand_back: bool = True
+    """Whether its run, if it is handed back, counts as no lost one (`CommandRunner` sets it)."""
+    overdue: bool = False
+    """Whether it ran longer than all time limits and was cancelled."""
+    settling: bool = False
+    """Whether its settlement is decided, so that it is no longer handed back."""
+    probe: bool = False
+    """Whether it was fetched to test if calls can be committed again."""
     lease: Lease | None = None
+    """The lease under which it runs; None for a first run, which needs none."""
     claimed_agent: AgentKey = field(init=False)
+    """Project and agent as subject and header name them, unverified."""
     memory_bytes: int = field(init=False)
+    """Memory that it takes while it is held."""
 
     def __post_init__(self) -> None:
         subject, headers = self.delivery.subject, self.delivery.headers
         self.claimed_agent = AgentKey(project_of(subject), headers.get(AGENT, "")[:MAX_ID_BYTES])
-        # getsizeof, not len: one wide character makes CPython store the whole header in four bytes per character.
-        texts = len(subject) + sum(map(getsizeof, headers)) + sum(map(getsizeof, headers.values()))
-        self.memory_bytes = _OVERHEAD_BYTES + len(self.delivery.data) + texts
+        # getsizeof, not len: one character such as an emoji makes CPython store a whole header in four bytes for each.
+        header_bytes = sum(map(getsizeof, headers)) + sum(map(getsizeof, headers.values()))
+        self.memory_bytes = _OVERHEAD_BYTES + len(self.delivery.data) + len(subject) + header_bytes
 
     @property
     def never_run(self) -> bool:

@@ -1,13 +1,15 @@
 """Intake: holds received commands from delivery to settlement, and hands back those that did not run.
 
 More commands are fetched than can be held, so that the backlog of one project does not block the projects behind it in
-the stream. The surplus is handed back with a delay: to receive a whole backlog at once would cost more CPU than its
-calls. Notices list commands that were handed back unrun, for the other replicas: these need no lease (ADR 6).
+the stream. The surplus is handed back with a delay. Without the delay, a whole backlog would be received again and
+again, which would cost more CPU than its calls. The other replicas are told which commands were handed back unrun,
+since these need no lease when they are redelivered (ADR 6).
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,23 +18,25 @@ from nats.aio.msg import Msg
 
 from openapi_tool.kernel.jetstream.claimed_ids import ids_of, project_of
 from openapi_tool.kernel.jetstream.deliveries import delivery_of, metadata_of
-from openapi_tool.kernel.jetstream.hand_back import HandBackDelays, HandBackQueue, Publish
+from openapi_tool.kernel.jetstream.hand_back import HandBackQueue, Publish
+from openapi_tool.kernel.jetstream.hand_back_delays import HandBackDelays
 from openapi_tool.kernel.jetstream.held import HeldCommand
 from openapi_tool.kernel.jetstream.scheduler import Scheduler
 from openapi_tool.options.executor import ExecutorOptions
+from openapi_tool.protocol.command import Delivery
 from openapi_tool.telemetry import metrics
 
 log = logging.getLogger(__name__)
 
-_MAX_WAITING_BYTES = 16 * 2**20  # of all waiting commands
+_MAX_WAITING_BYTES = 16 * 2**20  # memory of all waiting commands together
 MIN_LOOK_AHEAD = 512
-"""Commands to fetch even if no more can wait, to find those of other projects behind a backlog."""
+"""Commands to fetch at a time even if no more can wait, to find those of other projects behind a backlog."""
 
-_LOG_EVERY_S = 60.0
+_LOG_EVERY_S = 60.0  # least time between two log lines about a full intake
 
 
 class Intake:
-    """Held commands by stream sequence; `scheduler` orders the waiting ones."""
+    """Holds commands, in `commands` by stream sequence; `scheduler` orders those that wait for a slot."""
 
     def __init__(self, options: ExecutorOptions, scheduler: Scheduler, publish: Publish) -> None:
         self._options = options
@@ -40,7 +44,7 @@ class Intake:
         self.commands: dict[int, HeldCommand] = {}
         self.hand_backs = HandBackQueue(publish, self.release)
         self._delays = HandBackDelays(options.concurrency)
-        self._logged_at = -_LOG_EVERY_S
+        self._logged_at = -math.inf  # when a full intake was logged last, on the monotonic clock
 
     @property
     def waiting(self) -> int:
@@ -49,7 +53,7 @@ class Intake:
 
     @property
     def look_ahead(self) -> int:
-        """Number of commands to fetch while all slots are busy."""
+        """Number of commands to fetch at a time while all slots are busy."""
         return max(self._options.max_held - self.waiting, MIN_LOOK_AHEAD)
 
     @property
@@ -65,7 +69,7 @@ class Intake:
     def hand_back_surplus(self, message: Msg) -> bool:
         """Hand back a message that the scheduler would evict at once; return False if it may be held.
 
-        Reads no body, as there may be tens of thousands. Raises ForeignMessage.
+        There may be tens of thousands of such messages, so bodies are not read. Raises ForeignMessage.
         """
         project = project_of(message.subject)
         if not self.full or not self._scheduler.would_evict(project):
@@ -85,13 +89,9 @@ class Intake:
                 extra={"action": "call.overlapping"} | ids_of(delivery),
             )
             return None
-        # Handed back here unrun by the delivery before, so no run can be lost: as good as a first delivery.
         if delivery.number > 1 and self.hand_backs.take_never_run(message.metadata):
-            if log.isEnabledFor(logging.DEBUG):
-                log.debug(
-                    "command redelivered that was handed back here",
-                    extra={"action": "call.redelivered", "attempt": delivery.number} | ids_of(delivery),
-                )
+            _log_redelivery(delivery)
+            # All earlier deliveries were handed back unrun. So no run can be lost, and this one is like the first.
             delivery = replace(delivery, number=1)
         now = time.monotonic()
         held = HeldCommand(message, delivery, started_at=now, heartbeat_at=now, stale=stale)
@@ -107,11 +107,14 @@ class Intake:
             self._hand_back_delayed(surplus.message, surplus.claimed_agent.project, surplus)
 
     def next(self, may_begin: Callable[[str], bool]) -> HeldCommand | None:
-        """Return the waiting command that runs next, of a project that `may_begin` a call; None without one."""
+        """Return the waiting command that runs next, None without one.
+
+        `may_begin` tells whether a project may begin a call.
+        """
         return self._scheduler.next(may_begin)
 
     def finished(self, held: HeldCommand, duration_s: float, requests: int) -> None:
-        """Release a command that has run, and charge its project with its upstream requests."""
+        """Release a command that has run, and charge its project with its upstream `requests`."""
         project = held.claimed_agent.project
         self.release(held)
         self._delays.finished(project, duration_s)
@@ -122,7 +125,7 @@ class Intake:
         self.commands.pop(held.delivery.stream_sequence, None)
 
     def mark_stale(self) -> None:
-        """Mark held commands as possibly redelivered elsewhere: waiting ones then need a lease."""
+        """Mark held commands as stale, that is, possibly redelivered elsewhere: waiting ones then need a lease."""
         for held in self.commands.values():
             held.stale = True
 
@@ -136,6 +139,7 @@ class Intake:
         self.hand_backs.add(held.message, held)
 
     def _hand_back_delayed(self, message: Msg, project: str, held: HeldCommand | None) -> None:
+        """Hand back a surplus command, which may be held, so that it returns when a slot should be free for it."""
         metrics.EVICTED.inc()
         if time.monotonic() - self._logged_at >= _LOG_EVERY_S:
             self._logged_at = time.monotonic()
@@ -143,4 +147,13 @@ class Intake:
                 "more commands wait than executor.max_held allows; the largest project's are handed back with a delay",
                 extra={"action": "intake.full", "project_id": project},
             )
-        self.hand_backs.add(message, held, self._delays.next(project, self._scheduler.ahead_of(project)))
+        delay_s = self._delays.next(project, self._scheduler.ahead_of(project))
+        self.hand_backs.add(message, held, delay_s)
+
+
+def _log_redelivery(delivery: Delivery) -> None:
+    if log.isEnabledFor(logging.DEBUG):  # else the ids would be read for nothing
+        log.debug(
+            "command redelivered that was handed back here",
+            extra={"action": "call.redelivered", "attempt": delivery.number} | ids_of(delivery),
+        )

@@ -1,8 +1,8 @@
-"""Leases of redelivered commands (ADR 4).
+"""Leases: the right of one executor to run a command that was delivered more than once (ADR 4).
 
-JetStream delivers a message to no other executor while heartbeats extend its AckWait, so a first delivery needs no
-lease. After a redelivery the first run may still be in progress in a stalled process, so a KV record names the owner of
-the lease, and counts runs that began and never ended.
+While heartbeats arrive, JetStream delivers a command to no other executor, so a first delivery needs no lease. After a
+redelivery the first run may still be in progress, in a process that was stopped for a while. So a record in a KV bucket
+names the executor that owns the lease. It also counts the command's *lost* runs, which began and never ended.
 """
 
 from __future__ import annotations
@@ -24,15 +24,18 @@ from openapi_tool.state.change import change as change_record
 from openapi_tool.state.nats_kv import Bucket, NatsKvRecords
 
 BUCKET = "openapi_tool_leases"
-KEYS = "command.*.*"
+KEYS = "command.*.*"  # pattern of the keys: stream and sequence
 _TTL_S = 3600  # of a record after its last change
-_MAX_EVENTS = 20
-_Count = Annotated[int, Field(ge=0, lt=2**63)]  # which can be written again
+_MAX_EVENTS = 20  # of a record, for `openapi-tool inspect`
+_Count = Annotated[int, Field(ge=0, lt=2**63)]  # larger numbers could be read, but not be written again as JSON
 
 
 @dataclass(frozen=True, slots=True)
 class RunEvent:
-    """Event of a run, for `openapi-tool inspect`: `began`, `handed_back` or `settled`, in seconds since the epoch."""
+    """Event of a run, for `openapi-tool inspect`: `began`, `handed_back` or `settled`.
+
+    `delivery` is the number of the delivery, `executor` the replica's name, `at` in seconds since the epoch.
+    """
 
     event: str
     delivery: _Count
@@ -42,9 +45,12 @@ class RunEvent:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRecord:
-    """KV record of one command; `lost` counts runs that began and did not end, that of `owner` included.
+    """Record of one command.
 
-    `expires_at` is in seconds since the epoch, 0 without an owner. `runs` are the last events, oldest first.
+    - `owner`: id of the executor that has the lease, empty if none has.
+    - `expires_at`: when the lease ends unless it is renewed, in seconds since the epoch; 0 without an owner.
+    - `lost`: runs that began and did not end. The run of `owner` counts, too, until it ends.
+    - `runs`: the last events, oldest first.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -61,7 +67,7 @@ _RECORD = TypeAdapter(LeaseRecord)
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Ownership of a redelivered command, for its delivery of this number; `lost` counts its lost runs so far."""
+    """Lease that this executor has for one delivery of a command; `lost` counts the command's lost runs so far."""
 
     key: str
     lost: int
@@ -70,7 +76,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class LeaseTaken:
-    """Another executor holds the lease."""
+    """Another executor holds the lease; it may be free after `retry_in_s` seconds."""
 
     retry_in_s: float
 
@@ -78,7 +84,7 @@ class LeaseTaken:
 class Leases:
     """Leases by compare-and-set on KV records, one per command. All methods raise Unavailable.
 
-    A lease lasts `duration_s` seconds on `clock` (seconds since the epoch), the same for all executors.
+    A lease lasts `duration_s` seconds on `clock`, in seconds since the epoch. Both must be the same for all executors.
     """
 
     def __init__(
@@ -86,7 +92,7 @@ class Leases:
     ) -> None:
         self.duration_s = duration_s
         self._clock = clock
-        self._owner = secrets.token_hex(8)
+        self._owner = secrets.token_hex(8)  # id of this executor in records
         self.records = NatsKvRecords(client, Bucket(BUCKET, ttl_s=_TTL_S, replicas=replicas))
 
     async def take(self, delivery: Delivery) -> Lease | LeaseTaken:
@@ -96,16 +102,17 @@ class Leases:
         def taken(record: LeaseRecord) -> LeaseRecord | None:
             return None if record.expires_at > now and record.owner != self._owner else self._owned(record)
 
-        # The first run of a command writes no record. So if there is none, delivery 2 counts one lost run: the first
-        # may be lost. Delivery 1, which takes a lease only around a stall (`HeldCommand.stale`), counts none.
+        # The first run of a command writes no record. So if there is none, deliveries from the second on count one lost
+        # run: the first one may be lost. Delivery 1 counts none; it takes a lease only after a stall
+        # (`HeldCommand.stale`).
         before, after = await self._change(key, taken, lost_without_record=min(delivery.number - 1, 1))
         if after is None:
-            # A record with a longer time is damaged, or was written with other settings.
+            # A record that expires later than after `duration_s` is damaged, or was written with other settings.
             return LeaseTaken(min(before.expires_at - now, self.duration_s))
         return Lease(key, after.lost, delivery.number)
 
     async def begin(self, lease: Lease) -> None:
-        """Count a run as lost from its start until it ends or is handed back."""
+        """Count a run as lost from its beginning on, until `settle` or `hand_back`."""
 
         def begun(record: LeaseRecord) -> LeaseRecord:
             return self._with_event(self._owned(replace(record, lost=record.lost + 1)), "began", lease.delivery_number)
@@ -117,15 +124,15 @@ class Leases:
         await self._change(lease.key, lambda record: self._owned(record) if record.owner == self._owner else None)
 
     async def release(self, lease: Lease) -> None:
-        """Release a lease that was just taken; no other executor can have it yet."""
+        """Release a lease without a run; it was just taken, so no other executor can have it yet."""
         await self._change(lease.key, _without_owner)
 
     async def hand_back(self, delivery: Delivery, *, forgive: bool) -> None:
-        """Release the lease of a command that is not settled; `forgive` takes its run off the lost ones."""
+        """Release the lease of a command that is not settled; with `forgive` its run does not count as lost."""
 
         def handed_back(record: LeaseRecord) -> LeaseRecord:
             record = replace(record, lost=max(0, record.lost - int(forgive)))
-            if record.owner in ("", self._owner):  # a first run has no lease
+            if record.owner in ("", self._owner):  # empty, as a first run has no lease
                 record = _without_owner(record)
             return self._with_event(record, "handed_back", delivery.number)
 
@@ -142,16 +149,18 @@ class Leases:
         await self._change(lease.key, settled)
 
     def _with_event(self, record: LeaseRecord, event: str, delivery: int) -> LeaseRecord:
+        """Return a record with a further event, for `inspect`."""
         run_event = RunEvent(event, delivery, INSTANCE, round(self._clock(), 3))
         return replace(record, runs=(*record.runs, run_event)[-_MAX_EVENTS:])
 
     def _owned(self, record: LeaseRecord) -> LeaseRecord:
+        """Return a record of which this executor has the lease, for `duration_s` from now on."""
         return replace(record, owner=self._owner, expires_at=self._clock() + self.duration_s)
 
     async def _change(
         self, key: str, change: Callable[[LeaseRecord], LeaseRecord | None], lost_without_record: int = 1
     ) -> tuple[LeaseRecord, LeaseRecord | None]:
-        """Return the record before and after `change`, None for no change.
+        """Change a record; return it as it was before and after. If `change` returns None, it stays, and None is after.
 
         `lost_without_record` is the number of lost runs if there is no record, or an unreadable one.
         """
@@ -172,7 +181,7 @@ class Leases:
 
 
 def lease_key(stream: str, sequence: int) -> str:
-    """Return the key of a command; `stream` is quoted: keys allow fewer characters."""
+    """Return the key of a command. The stream's name is quoted, as keys allow fewer characters: `a b` → `a=20b`."""
     return f"command.{quote(stream, safe='').replace('~', '%7E').replace('%', '=')}.{sequence}"
 
 

@@ -1,8 +1,11 @@
-"""Accounts of nats-server that keep the login of each operator apart from the account with the streams.
+"""Configuration of nats-server that gives each operator's login an account of its own, apart from the streams.
 
-NATS does not check the reply subject of a request: inside one account the answer to a permitted request may be another
-request, such as one that deletes a stream. Between accounts the server replaces reply subjects, so what an operator
-chooses is a subject of the operator's own account.
+In one account, permissions do not limit an operator enough: NATS does not check the reply subject of a request. If the
+operator names the subject of another request there, such as one that deletes a stream, the server's answer to the
+permitted request is taken for that request. Between accounts the server replaces reply subjects, so that the operator
+can name only subjects of the own account.
+
+The main account exports the subjects that an operator may use, and the operator's account imports them.
 """
 
 from __future__ import annotations
@@ -17,9 +20,12 @@ from openapi_tool.nats_records.replica_statistics import STATS_REPLIES
 
 MAIN_ACCOUNT = "KERNEL"
 OPERATOR_DOMAIN = "openapi_tool"
-"""JetStream domain of the operators' settings: under the plain prefix their requests would reach their own account."""
+"""JetStream domain that operators set (`nats.jetstream_domain`), so that their requests reach the main account.
 
-OTHER_USERS = "# the kernel's own users"
+Requests without a domain (`$JS.API.…`) would reach the JetStream of the operator's own account. Those with it
+(`$JS.openapi_tool.API.…`) are imported."""
+
+OTHER_USERS = "# the kernel's own users"  # line of the configuration at which an operator adds them
 
 
 def account_name(user: NatsUser) -> str:
@@ -32,16 +38,16 @@ def accounts_config(
 ) -> str:
     """Return the accounts for the server's configuration: the main one, and one of its own for each operator.
 
-    Permissions are without a domain, `inboxes` are prefixes. Passwords are variables of the server's environment.
+    `executor` and `operators` are permissions without a domain, `inboxes` the prefixes of reply subjects. The
+    configuration takes passwords from variables of the server's environment.
     """
     main = [f"  {MAIN_ACCOUNT} {{", "    jetstream: enabled", "    users: [", f"      {OTHER_USERS}"]
     if executor is not None:
         main += _user(NatsUser.EXECUTOR, executor.over(None, inboxes[NatsUser.EXECUTOR]))
     main += ["    ]", "    exports: [", *_exports(operators), "    ]", "  }"]
-    own = [
-        line
-        for user, permissions in operators.items()
-        for line in (
+    own: list[str] = []
+    for user, permissions in operators.items():
+        own += [
             f"  {account_name(user)} {{",
             "    users: [",
             *_user(user, permissions.over(OPERATOR_DOMAIN, inboxes[user])),
@@ -50,19 +56,19 @@ def accounts_config(
             *_imports(permissions),
             "    ]",
             "  }",
-        )
-    ]
+        ]
     return "\n".join(["accounts {", *main, *own, "}"])
 
 
 def _user(user: NatsUser, permissions: Permissions) -> list[str]:
+    """Return the lines of a user with its permissions."""
     block = permissions.server_config().splitlines()
     password = f"$OPENAPI_TOOL_{user.upper()}_PASSWORD"
     return [f"      {{ user: {user}, password: {password}", *(f"        {line}" for line in block), "      }"]
 
 
 def _exports(operators: Mapping[NatsUser, Permissions]) -> list[str]:
-    """Return one line per subject, with the accounts that may import it."""
+    """Return what the main account exports: one line per subject, with the accounts that may import it."""
     accounts: dict[tuple[str, str], list[str]] = {}
     for user, permissions in operators.items():
         for kind, subject in _shared(permissions):
@@ -74,6 +80,7 @@ def _exports(operators: Mapping[NatsUser, Permissions]) -> list[str]:
 
 
 def _imports(permissions: Permissions) -> list[str]:
+    """Return what an operator's account imports, each subject under the name that it has in the operator's domain."""
     lines = []
     for kind, subject in _shared(permissions):
         local = routed(subject, OPERATOR_DOMAIN)
@@ -83,6 +90,9 @@ def _imports(permissions: Permissions) -> list[str]:
 
 
 def _shared(permissions: Permissions) -> list[tuple[str, str]]:
-    """Return what an operator's account imports: the subjects it publishes to, and the answers to its statistics."""
+    """Return kind and subject of what an operator's account imports.
+
+    These are the subjects that the operator publishes to, and that of the replicas' answers, if it gathers statistics.
+    """
     answers = [("stream", STATS_REPLIES)] if STATS_REPLIES in permissions.subscribe else []
     return [*(("service", subject) for subject in permissions.publish), *answers]

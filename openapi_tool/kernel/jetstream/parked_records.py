@@ -1,4 +1,4 @@
-"""The bucket with the records of parked results, which are committed later."""
+"""The bucket with the records of parked results: results that could not be committed, for another executor."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ PARKED_KEYS = "result.*"
 
 
 def parked_record_store(client: Client, replicas: int) -> NatsKvTexts:
-    """Return the store of parked results, which keeps them for an hour."""
+    """Return the store of parked results, which keeps them for an hour, 64 MiB together."""
     bucket = Bucket(PARKED_BUCKET, ttl_s=3600, max_bytes=64 * 2**20, max_value_bytes=512 * 1024, replicas=replicas)
     return NatsKvTexts(client, bucket, PARKED_KEYS.removesuffix("*"))

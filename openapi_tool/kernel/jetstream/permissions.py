@@ -1,7 +1,7 @@
-"""Least NATS permissions: the subjects that a user must be able to publish and subscribe to.
+"""Least NATS permissions of each command: the subjects that its user must be able to publish and subscribe to.
 
-Only the executor and `nats durable` may create a consumer, and only their durable: who may create one can have the
-server publish stored messages on any subject. The commands that read streams request single messages instead.
+Only the executor and `nats durable` may create a consumer, and only their durable. A user who may create any consumer
+can have the server publish stored messages on any subject. So commands that only read streams request single messages.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from openapi_tool.nats_records import session_key as stored_session_key
 from openapi_tool.nats_records.record_store import BUDGETS, LIMITS
 from openapi_tool.protocol.subjects import doorbell_filter
 
-_API = "$JS.API"
-_REPLIES = f"{INBOX}.>"
+_API = "$JS.API"  # prefix of the subjects of JetStream's requests
+_REPLIES = f"{INBOX}.>"  # on which every user receives replies
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +53,14 @@ class Permissions:
 
 
 def executor_permissions(options: DurableOptions, stream: str, *, session_key: bool, quotas: bool) -> Permissions:
-    """Return the permissions of `serve`.
+    """Return the permissions of `serve`; `stream` is the command stream.
 
-    With `session_key` the settings contain the key, so NATS does not. With `quotas` the records of quotas are in the
-    kernel's NATS, too.
+    - `session_key`: whether the settings contain the session key, so that it is not stored in NATS.
+    - `quotas`: whether the records of quotas are in the kernel's NATS, too.
     """
-    returned = hand_back.notice_subject(stream, options.name)  # notices of commands that a replica handed back
+    notices = hand_back.notice_subject(stream, options.name)  # of commands that a replica handed back
+    project = options.filter_subject.split(".")[2]  # of cg.VERSION.PROJECT.…; `*` for all projects
+    key_record = f"$KV.{shared_bucket.BUCKET}.{stored_session_key.SESSION_KEY}"
     own = Permissions(
         (
             f"{_API}.STREAM.NAMES",
@@ -69,22 +71,23 @@ def executor_permissions(options: DurableOptions, stream: str, *, session_key: b
             f"{_API}.CONSUMER.MSG.NEXT.{stream}.{options.name}",
             f"{_API}.CONSUMER.RESET.{stream}.{options.name}",
             f"$JS.ACK.{stream}.{options.name}.>",
-            # Of any channel: the waiting turn's channel may differ from the command's.
-            doorbell_filter(options.version, options.filter_subject.split(".")[2]),  # 2: the project
-            dead_letters.SUBJECT_PREFIX,  # the whole subject if an earlier version created the stream
+            # Doorbells of any channel: that of the waiting turn may differ from that of the command.
+            doorbell_filter(options.version, project),
+            dead_letters.SUBJECT_PREFIX,  # the whole subject in a stream that an earlier version created
             dead_letters.SUBJECT_FILTER,
             replica_statistics.STATS_REPLIES,
-            returned,
+            notices,
             *_created_stream(dead_letters.STREAM),
             *_bucket(leases.BUCKET, leases.KEYS),
             *_bucket(parked_records.PARKED_BUCKET, parked_records.PARKED_KEYS),
             *_bucket(shared_bucket.BUCKET, f"{ack_floor.FLOOR_PREFIX}.{options.name}"),
-            *(() if session_key else (f"$KV.{shared_bucket.BUCKET}.{stored_session_key.SESSION_KEY}",)),
+            *(() if session_key else (key_record,)),
             _direct_get(shared_bucket.BUCKET, switches.SWITCHES_KEY),
-            # To write the record again if its bucket was deleted: else the next replica starts with every tool enabled.
+            # Needed to write the record again if its bucket was deleted. Otherwise the next replica would start with
+            # every tool enabled.
             f"$KV.{shared_bucket.BUCKET}.{switches.SWITCHES_KEY}",
         ),
-        (_REPLIES, replica_statistics.STATS_SUBJECT, returned),
+        (_REPLIES, replica_statistics.STATS_SUBJECT, notices),
     )
     return own.union(quota_permissions()) if quotas else own
 
@@ -114,11 +117,17 @@ def gateway_permissions(
 ) -> Permissions:
     """Return the permissions of `gateway` and its commands.
 
-    `buckets` are its own with the patterns of their keys; of `purged` ones it deletes old keys. `stream` is its own
-    with its subjects; `command_stream` is the kernel's, whose number of replicas it takes over. For the others see
-    `executor_permissions`.
+    - `buckets`: the gateway's own buckets, with the pattern of their keys; in those of `purged` it deletes old keys.
+    - `stream`: the gateway's own stream with its subjects.
+    - `command_stream`: the kernel's stream, whose number of replicas the gateway takes over for its own.
+    - `session_key`: whether the settings contain the session key, so that it is not stored in NATS.
+    - `quotas`: whether the records of quotas are in the same NATS.
     """
     name, subjects = stream
+    stored_key = (
+        f"{_API}.STREAM.MSG.GET.KV_{shared_bucket.BUCKET}",
+        f"$KV.{shared_bucket.BUCKET}.{stored_session_key.SESSION_KEY}",
+    )
     own = Permissions(
         (
             f"{_API}.STREAM.NAMES",
@@ -132,14 +141,7 @@ def gateway_permissions(
             *_created_stream(f"KV_{shared_bucket.BUCKET}"),
             _direct_get(shared_bucket.BUCKET, switches.SWITCHES_KEY),
             f"$KV.{shared_bucket.BUCKET}.{switches.SWITCHES_KEY}",
-            *(
-                ()
-                if session_key
-                else (
-                    f"{_API}.STREAM.MSG.GET.KV_{shared_bucket.BUCKET}",
-                    f"$KV.{shared_bucket.BUCKET}.{stored_session_key.SESSION_KEY}",
-                )
-            ),
+            *(() if session_key else stored_key),
         ),
         (_REPLIES, replica_statistics.STATS_SUBJECT),
     )
@@ -161,9 +163,9 @@ def dead_letter_permissions(options: DurableOptions, stream: str) -> Permissions
 
 
 def inspect_permissions(options: DurableOptions, stream: str) -> Permissions:
-    """Return the permissions of `inspect`, which reads the command stream, the dead letters and the leases.
+    """Return the permissions of `inspect` and `usage`.
 
-    `usage` reads the accounts of budgets.
+    `inspect` reads the command stream, the dead letters and the leases; `usage` reads the accounts of budgets.
     """
     return Permissions(
         (
@@ -198,14 +200,17 @@ def handover_permissions(options: DurableOptions, stream: str) -> Permissions:
 
 
 def _created_stream(stream: str) -> tuple[str, ...]:
+    """Return the subjects to look up a stream and to create it if it is missing."""
     return f"{_API}.STREAM.INFO.{stream}", f"{_API}.STREAM.CREATE.{stream}"
 
 
 def _read(stream: str) -> tuple[str, ...]:
+    """Return the subjects to read a stream."""
     return f"{_API}.STREAM.INFO.{stream}", f"{_API}.STREAM.MSG.GET.{stream}"
 
 
 def _direct_get(bucket: str, key: str) -> str:
+    """Return the subject to read a key of a bucket, or the keys of a pattern, and no others."""
     return f"{_API}.DIRECT.GET.KV_{bucket}.$KV.{bucket}.{key}"
 
 
@@ -215,7 +220,10 @@ def _listed_bucket(bucket: str, keys: str) -> tuple[str, ...]:
 
 
 def _bucket(bucket: str, *keys: str) -> tuple[str, ...]:
-    """Return the subjects of a bucket. One that an operator created may forbid direct gets, so allow both ways."""
+    """Return the subjects to create, read and write a bucket.
+
+    A bucket that an operator created may forbid direct gets, so the other way to read it is permitted, too.
+    """
     return (
         *_created_stream(f"KV_{bucket}"),
         *(_direct_get(bucket, key) for key in keys),
@@ -227,8 +235,8 @@ def _bucket(bucket: str, *keys: str) -> tuple[str, ...]:
 SWITCH_PERMISSIONS = Permissions(
     (
         f"{_API}.STREAM.INFO.KV_{shared_bucket.BUCKET}",
-        # No STREAM.MSG.GET: it reads every key of the bucket, so also the session key. No STREAM.CREATE: the creator of
-        # a bucket could have the server republish every key that is written to it.
+        # Not STREAM.MSG.GET: by that request every key of the bucket can be read, also the session key. Not
+        # STREAM.CREATE: the creator of a bucket can have the server republish every key that is written to it.
         _direct_get(shared_bucket.BUCKET, switches.SWITCHES_KEY),
         f"$KV.{shared_bucket.BUCKET}.{switches.SWITCHES_KEY}",
     )

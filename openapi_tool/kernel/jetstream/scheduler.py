@@ -1,5 +1,8 @@
 """Order in which held commands get a slot, and which of them is evicted if too many are held.
 
+`FairScheduler` lets projects take turns, and within a project its agents. It is built of two levels of `_FlowQueue`:
+one over the projects, and one for each project over its agents; each agent has a `_Fifo`.
+
 To change the order, write another class with the methods of `Scheduler` and return it from `new_scheduler`.
 """
 
@@ -16,17 +19,18 @@ from openapi_tool.nats_client.options import FairnessOptions
 
 _EQUAL_WEIGHTS: Mapping[str, float] = MappingProxyType({})
 
-_MIN_COST = 0.1  # of a command, in requests
-_MAX_STALE_ENTRIES = 64  # of a heap, in addition to one per flow; see `_FlowQueue._drop_stale_entries`
-_MAX_IDLE_FLOWS = 4_096  # without a waiting command, remembered with their charge, at each level
+_MIN_COST = 0.1  # of a command, in upstream requests
+_MAX_STALE_ENTRIES = 64  # entries of a heap, beside two per flow, from which on stale ones are removed
+_MAX_IDLE_FLOWS = 4_096  # flows of a queue that are remembered with their charge, although no command waits in them
 
 
 def _any_project(_: str) -> bool:
+    """Let every project begin a call."""
     return True
 
 
 class Scheduler(Protocol):
-    """Queue of the commands that wait for a slot."""
+    """Queue of the commands that wait for a slot; `memory_bytes` is the memory that all of them take."""
 
     memory_bytes: int
 
@@ -40,10 +44,10 @@ class Scheduler(Protocol):
         """Enqueue a command."""
 
     def next(self, may_begin: Callable[[str], bool] = _any_project) -> HeldCommand | None:
-        """Remove and return the command that runs next; None if none waits whose project may begin another call."""
+        """Remove and return the command that runs next, of a project that `may_begin` a call; None without one."""
 
     def finished(self, held: HeldCommand, cost: float) -> None:
-        """Charge a command that has run with `cost` upstream requests; `next` has charged one of them."""
+        """Charge a command that has run with `cost`, its upstream requests; `next` has charged one of them."""
 
     def evict(self) -> HeldCommand:
         """Remove and return the command to hand back if too many wait. Raises ValueError if none waits."""
@@ -63,8 +67,8 @@ def new_scheduler(fairness: FairnessOptions) -> Scheduler:
 class FairScheduler:
     """Weighted fair queueing over projects, within a project over agents of equal weight, and FIFO within an agent.
 
-    The next slot goes to the project that was charged least for its weight (`weights`, else 1), so one that queues
-    thousands of commands delays only its own. An idle project earns no credit. If too many commands wait, the
+    The next slot goes to the project that was charged least for its weight (`weights`, else 1). So a project that
+    queues thousands of commands delays only its own. An idle project earns no credit. If too many commands wait, the
     newest one of the project with the most memory per weight is evicted.
     """
 
@@ -77,7 +81,10 @@ class FairScheduler:
         return self._length
 
     def ahead_of(self, project: str) -> int:
-        """Estimate the commands before a further one of a project: its own, each with one of every other project."""
+        """Estimate how many commands run before a further one of a project.
+
+        With each waiting command of the project, one of every other project runs.
+        """
         return min(self._projects.ahead_of(project), self._length)
 
     def offer(self, held: HeldCommand) -> None:
@@ -87,15 +94,16 @@ class FairScheduler:
         self.memory_bytes += held.memory_bytes
 
     def next(self, may_begin: Callable[[str], bool] = _any_project) -> HeldCommand | None:
-        """Remove and return the command that runs next, of a project that may begin a call; None without one."""
+        """Remove and return the command that runs next, and charge project and agent with one request for it."""
         held = self._projects.pop(may_begin) if self._length else None
         return None if held is None else self._deduct(held)
 
     def finished(self, held: HeldCommand, cost: float) -> None:
-        """Charge project and agent with the cost of a command beyond the one request that `next` has charged.
+        """Charge project and agent with the rest of the cost, as `next` has charged one request.
 
-        A command that made no request is charged a tenth of one: at full cost, expired commands would use up their
-        project's share; at no cost, a flood of invalid calls would occupy all slots.
+        A command that made three requests is charged two more. One that made none gets 0.9 back, so that it costs a
+        tenth: at full cost, expired commands would use up their project's share; at no cost, a flood of invalid calls
+        would occupy all slots.
         """
         if cost != 1:
             self._projects.charge(held.claimed_agent, max(cost, _MIN_COST) - 1)
@@ -119,6 +127,8 @@ class FairScheduler:
 
 
 class _Fifo:
+    """Commands of one agent, in the order of their arrival; with the methods of `_FlowQueue` that a flow needs."""
+
     def __init__(self) -> None:
         self._waiting: deque[HeldCommand] = deque()
 
@@ -138,9 +148,10 @@ class _Fifo:
 class _Flow:
     """Flow of a fair queue: one project, or one agent of it.
 
-    `length` and `memory_bytes` are the number and size of its waiting commands. The next of them is due at the virtual
-    time `start`, which a request advances by `step` (1 / weight). `entry_number` is the number of its valid entry in
-    the heap, 0 without one.
+    - `queue`: its waiting commands; `length` and `memory_bytes` are their number and memory.
+    - `start`: the virtual time (see `_FlowQueue`) at which the next command is due.
+    - `step`: by how much one request advances `start`: 1 / weight.
+    - `entry_number`: number of the flow's valid entry in the heap, 0 without one.
     """
 
     __slots__ = ("entry_number", "length", "memory_bytes", "name", "queue", "start", "step")
@@ -158,9 +169,19 @@ class _Flow:
 class _FlowQueue:
     """Start-time fair queueing (Goyal, Vin and Cheng, 1996) over flows with `weights`, by default 1.
 
-    The flow with the earliest start is served next; its start advances by cost / weight. Virtual time is the start of
-    the flow served last. A flow that was idle starts there at the earliest. With `levels` above 1 each flow is itself a
-    fair queue, over the next element of the path.
+    The flow with the earliest start is served next, and its start advances by cost / weight. Virtual time is the start
+    of the flow that was served last. A flow that was idle starts at that time at the earliest, so that it earns no
+    credit. For example, with A of weight 1 and B of weight 2, both waiting since 0:
+
+    | served | start of A | start of B | virtual time |
+    | --- | --- | --- | --- |
+    | A | 1 | 0 | 0 |
+    | B | 1 | 0.5 | 0 |
+    | B | 1 | 1 | 0.5 |
+    | A | 2 | 1 | 1 |
+
+    With `levels` above 1 each flow is itself a fair queue: a command with the path (project, agent) is in the flow of
+    its project, and there in the flow of its agent.
     """
 
     def __init__(self, levels: int, weights: Mapping[str, float] = _EQUAL_WEIGHTS) -> None:
@@ -168,10 +189,11 @@ class _FlowQueue:
         self._weights = weights
         self._virtual_time = 0.0
         self._flows: dict[str, _Flow] = {}
-        # Heap of (start, number of the entry, name of the flow). A charge leaves the flow's entry as it is, whose start
-        # is then too early: `_take_earliest` corrects it. A refund adds an entry; the old one becomes stale.
+        # Heap of (start, number of the entry, name of the flow). An entry is stale if its flow has a newer one.
+        # - A charge leaves the flow's entry as it is. Its start is then too early, which `_take_earliest` corrects.
+        # - A refund adds an entry with the earlier start, so that the old entry becomes stale.
         self._due: list[tuple[float, int, str]] = []
-        self._entries = 0
+        self._entries = 0  # numbers given so far
 
     def push(self, path: tuple[str, ...], held: HeldCommand) -> None:
         """Enqueue a command in the flow `path[0]`; the rest of the path is for that flow's own queue."""
@@ -188,13 +210,15 @@ class _FlowQueue:
             self._enqueue(flow)
 
     def pop(self, may_begin: Callable[[str], bool] = _any_project) -> HeldCommand | None:
+        """Remove and return the command that is due first, and charge its flow with one request; None without one."""
         flow = self._take_earliest(may_begin)
         if flow is None:
             return None
         held = flow.queue.pop()
         if held is None:  # never: a flow that is due has a command
             return None
-        self._virtual_time = max(self._virtual_time, flow.start)  # a flow that was passed over starts earlier
+        # A flow that was passed over earlier, as it might not begin a command, has a start before the virtual time.
+        self._virtual_time = max(self._virtual_time, flow.start)
         flow.memory_bytes -= held.memory_bytes
         flow.length -= 1
         flow.start += flow.step
@@ -205,21 +229,25 @@ class _FlowQueue:
         return held
 
     def drop(self) -> HeldCommand:
+        """Remove and return the newest command of the flow with the most memory per weight."""
         name = self.largest()
         flow = self._flows[name]
         held = flow.queue.drop()
         flow.memory_bytes -= held.memory_bytes
         flow.length -= 1
-        if not flow.length and flow.start <= self._virtual_time:  # a later start is a charge to remember
+        is_charged = flow.start > self._virtual_time  # which must be remembered
+        if not flow.length and not is_charged:
             del self._flows[name]
             self._drop_stale_entries()
         return held
 
     def ahead_of(self, name: str) -> int:
+        """Return the flow's number of commands, times the number of flows with waiting commands."""
         flow = self._flows.get(name)
         return flow.length * len(self._due) if flow else 0
 
     def largest(self) -> str:
+        """Return the flow with the most memory per weight. Raises ValueError if no command waits."""
         return max((name for _, _, name in self._due), key=self._weighted_size)
 
     def _weighted_size(self, name: str) -> float:
@@ -227,15 +255,22 @@ class _FlowQueue:
         return flow.memory_bytes * flow.step if flow else 0.0
 
     def charge(self, path: tuple[str, ...], cost: float) -> None:
-        """Charge a flow. A refund (negative cost) never moves the start before the virtual time."""
-        if flow := self._flows.get(path[0]):
-            charged = flow.start + cost * flow.step
-            flow.start = charged if cost > 0 else max(charged, min(flow.start, self._virtual_time))
-            flow.queue.charge(path[1:], cost)
-            if cost < 0 and flow.entry_number:
-                self._enqueue(flow)
+        """Charge a flow with a cost in requests; a negative cost is a refund.
+
+        A refund never moves the start before the virtual time: it would be a credit.
+        """
+        flow = self._flows.get(path[0])
+        if flow is None:
+            return
+        charged = flow.start + cost * flow.step
+        is_refund = cost < 0
+        flow.start = max(charged, min(flow.start, self._virtual_time)) if is_refund else charged
+        flow.queue.charge(path[1:], cost)
+        if is_refund and flow.entry_number:
+            self._enqueue(flow)
 
     def _enqueue(self, flow: _Flow) -> None:
+        """Add an entry for the flow's present start; an older entry of the flow becomes stale."""
         self._entries += 1
         flow.entry_number = self._entries
         heapq.heappush(self._due, (flow.start, self._entries, flow.name))  # FIFO among equal starts
@@ -243,19 +278,21 @@ class _FlowQueue:
     def _take_earliest(self, may_begin: Callable[[str], bool]) -> _Flow | None:
         """Return the flow to serve, and remove its entry; None if no flow may begin a command.
 
-        Remove stale and empty entries; reinsert those of flows that were charged meanwhile.
+        Entries of flows that may not begin a command stay. On the way, stale and empty entries are removed, and those
+        of flows that were charged meanwhile get their later start.
         """
         passed_over = []
         try:
             while self._due:
-                entry = start, number, name = heapq.heappop(self._due)
+                entry = heapq.heappop(self._due)
+                start, number, name = entry
                 flow = self._flows.get(name)
                 if flow is None or flow.entry_number != number:  # a stale entry
                     continue
                 flow.entry_number = 0
-                if not flow.length:  # its last command was evicted
+                if not flow.length:  # the flow's last command was evicted
                     continue
-                if flow.start > start:  # it was charged meanwhile
+                if flow.start > start:  # the flow was charged meanwhile
                     self._enqueue(flow)
                 elif may_begin(name):
                     return flow
@@ -270,10 +307,10 @@ class _FlowQueue:
     def _drop_stale_entries(self) -> None:
         """Remove stale entries, which pile up if commands of ever new agents are evicted unrun."""
         if len(self._due) > 2 * len(self._flows) + _MAX_STALE_ENTRIES:
-            flows = self._flows
-            self._due = [entry for entry in self._due if entry[2] in flows and flows[entry[2]].entry_number == entry[1]]
+            valid = {(flow.entry_number, name) for name, flow in self._flows.items()}
+            self._due = [entry for entry in self._due if entry[1:] in valid]
             heapq.heapify(self._due)
 
     def _drop_idle_flows(self) -> None:
-        # A client may invent any number of project and agent names.
+        """Forget flows without waiting commands: a client may invent any number of project and agent names."""
         self._flows = {name: flow for name, flow in self._flows.items() if flow.entry_number}

@@ -1,4 +1,7 @@
-"""Whether the streams and buckets of the executor in NATS can be used; missing ones are created."""
+"""Check whether the streams and buckets of the executor in NATS can be used, and create missing ones.
+
+`unusable` and `unusable_quotas` check once, for the command line. `StorageMonitor` checks while the executor runs.
+"""
 
 from __future__ import annotations
 
@@ -33,34 +36,49 @@ from openapi_tool.telemetry.health import JETSTREAM, Health
 
 log = logging.getLogger(__name__)
 
-_TIMEOUT_S = 2.0
+_TIMEOUT_S = 2.0  # of one request
 
-_LEASES, _BUCKET, _PARKED = f"KV_{leases.BUCKET}", shared_bucket.STREAM, f"KV_{parked_records.PARKED_BUCKET}"
+# Streams of the executor; a bucket is a stream, too.
+_LEASES = f"KV_{leases.BUCKET}"
+_SHARED_BUCKET = shared_bucket.STREAM
+_PARKED = f"KV_{parked_records.PARKED_BUCKET}"
 _WRITTEN_BYTES = {
     _LEASES: 4 * 1024,
-    _BUCKET: 1024,
+    _SHARED_BUCKET: 1024,
     _PARKED: 257 * 1024,
     dead_letters.STREAM: 160 * 1024,
 }
-"""Streams of the executor, and the size of the largest message that it writes to each."""
+"""Size of the largest message that the executor writes to each of its streams, in bytes."""
 
-_DOORBELL_BYTES = 2 * 1024  # with its headers
+_DOORBELL_BYTES = 2 * 1024  # of the largest doorbell with its headers; doorbells go to the command stream
 _TEST_KEY = f"$KV.{parked_records.PARKED_BUCKET}.{parked_records.PARKED_KEYS.replace('*', 'test')}"
+
+Create = Callable[[], Awaitable[object]]
+"""Creates a missing stream."""
 
 
 async def unusable(client: BusClient, command_stream: str, *, quotas: bool) -> list[str]:
     """Return which streams and buckets cannot be used, and why; `command_stream` is empty if it is missing.
 
-    With `quotas` also the records of quotas must be usable here.
-
-    If all can, a test record is stored, which expires: nothing else shows that the disk is full. Missing streams are no
-    problem, as they are created when they are needed. Raises nats.errors.Error.
+    If all can be used, a test record is stored, which expires: nothing else shows that the disk is full. Missing
+    streams are no problem, as they are created when they are needed. `quotas` says whether the records of quotas are
+    here, too. Raises nats.errors.Error.
     """
-    needed = {**_WRITTEN_BYTES, **(QUOTA_BYTES if quotas else {}), command_stream: _DOORBELL_BYTES}
+    needed = _needed(command_stream, quotas=quotas)
     found = await asyncio.gather(
-        *(_unusable(client, name, size, readable=name != command_stream) for name, size in needed.items() if name)
+        *(_unusable(client, name, size, readable=name != command_stream) for name, size in needed.items())
     )
     return [problem for problem in found if problem] or await _not_stored(client)
+
+
+def _needed(command_stream: str, *, quotas: bool) -> dict[str, int]:
+    """Return the streams that the executor writes to, with the size of the largest message for each."""
+    needed = dict(_WRITTEN_BYTES)
+    if quotas:
+        needed |= QUOTA_BYTES
+    if command_stream:
+        needed[command_stream] = _DOORBELL_BYTES
+    return needed
 
 
 async def unusable_quotas(client: BusClient) -> list[str]:
@@ -70,15 +88,17 @@ async def unusable_quotas(client: BusClient) -> list[str]:
 
 
 async def _unusable(client: BusClient, stream: str, written_bytes: int, *, readable: bool) -> str:
+    """Return why a stream cannot be used, empty if it can; unless `readable`, its state may be unreadable."""
     try:
         return problem_of_stream(await client.jetstream(timeout=_TIMEOUT_S).stream_info(stream), written_bytes)
     except Denied as refusal:
-        return str(refusal) if readable else ""  # earlier versions did not read the command stream's
+        return str(refusal) if readable else ""  # permissions of earlier versions do not let us read the command stream
     except NotFoundError:
         return ""
 
 
 async def _not_stored(client: BusClient) -> list[str]:
+    """Store a test record; return why it was not stored, empty if it was."""
     try:
         await client.publish_to_stream(_TEST_KEY, b"", {}, _TIMEOUT_S)
     except NoStreamResponseError:  # the bucket is not created yet
@@ -93,8 +113,10 @@ class StorageMonitor:
     """Creates missing streams and buckets, and records in `health` which cannot be written or do not answer.
 
     It also records if no doorbell can be stored.
-    `session_key` is None if it is not stored in NATS. Fewer than `replicas` replicas cause a warning. `quotas`: the
-    records of quotas are here, too.
+
+    - `session_key`: the key of sessions and cursors; None if it is not stored in NATS.
+    - `replicas`: a stream with fewer replicas causes a warning.
+    - `quotas`: whether the records of quotas are in this NATS, too.
     """
 
     client: BusClient
@@ -126,16 +148,16 @@ class StorageMonitor:
     async def check(self) -> None:
         """Check once; again at once, without a record, if replies were lost because of a reconnect."""
         reconnects = self.client.stats["reconnects"]
-        creators: dict[str, Callable[[], Awaitable[object]]] = {
+        creators: dict[str, Create] = {
             _LEASES: self.leases.records.ensure,
-            _BUCKET: self._ensure_bucket,
+            _SHARED_BUCKET: self._ensure_shared_bucket,
             _PARKED: self.parked_records.ensure,
             dead_letters.STREAM: self.dead_letter_stream.ensure,
         }
-        needed = {**_WRITTEN_BYTES, **(QUOTA_BYTES if self.quotas else {}), self.doorbells.stream(): _DOORBELL_BYTES}
+        needed = _needed(self.doorbells.stream(), quotas=self.quotas)
         problems = await asyncio.gather(
             self.doorbells.problem(),
-            *(self._check_stream(stream, size, creators.get(stream)) for stream, size in needed.items() if stream),
+            *(self._check_stream(stream, size, creators.get(stream)) for stream, size in needed.items()),
         )
         reason = "; ".join(filter(None, problems))
         if reason and reconnects != self.client.stats["reconnects"]:
@@ -143,25 +165,16 @@ class StorageMonitor:
             return
         self.health.record(JETSTREAM, ok=not reason, reason=reason)
 
-    async def _ensure_bucket(self) -> None:
+    async def _ensure_shared_bucket(self) -> None:
         if self.session_key is None:
             await NatsKvRecords(self.client, shared_bucket.shared_bucket(self.replicas)).ensure()
         else:
             await restore_session_key(self.client, self.session_key, self.replicas)
 
-    async def _check_stream(
-        self, stream: str, written_bytes: int, create: Callable[[], Awaitable[object]] | None
-    ) -> str:
+    async def _check_stream(self, stream: str, written_bytes: int, create: Create | None) -> str:
         """Return why a stream cannot be used, empty if it can; one without `create` may be missing or unreadable."""
-        jetstream = self.client.jetstream(timeout=_TIMEOUT_S)
         try:
-            try:
-                info = await jetstream.stream_info(stream)
-            except NotFoundError:
-                if create is not None:
-                    await create()
-                    log.info("created %s", stream, extra={"action": "storage.created", "stream": stream})
-                return ""
+            info = await self._find_or_create(stream, create)
         except Denied as denied:
             return f"{stream}: {denied}" if create is not None else ""
         except AccessDenied as denied:  # by `create`
@@ -169,14 +182,27 @@ class StorageMonitor:
         except Unavailable as unusable:
             return str(unusable)
         except (nats.errors.Error, OSError) as error:
-            # Without their records limits and budgets go on with this replica's part (ADR 9). The first write creates a
-            # missing bucket; while a cluster elects a leader, it cannot say that one is missing.
+            # Without the records of quotas, limits and budgets go on with this replica's part (ADR 9), so that is no
+            # problem. A missing bucket of quotas is created by the first write to it.
             return f"{stream} {failure_of_stream(error)}" if stream not in QUOTA_BYTES else ""
+        if info is None:
+            return ""
         if create is not None:
             self._warn_of_replicas(stream, info)
-        if stream == _BUCKET:
+        if stream == _SHARED_BUCKET:
             self._warn_of_readable_keys(info)
         return problem_of_stream(info, written_bytes)
+
+    async def _find_or_create(self, stream: str, create: Create | None) -> StreamInfo | None:
+        """Return the state of a stream; if it is missing, create it if that is possible, and return None."""
+        try:
+            info: StreamInfo = await self.client.jetstream(timeout=_TIMEOUT_S).stream_info(stream)
+        except NotFoundError:
+            if create is not None:
+                await create()
+                log.info("created %s", stream, extra={"action": "storage.created", "stream": stream})
+            return None
+        return info
 
     def _warn_of_replicas(self, stream: str, info: StreamInfo) -> None:
         replicas = info.config.num_replicas or 1
@@ -199,7 +225,7 @@ class StorageMonitor:
             log.warning(
                 "%s allows no direct gets, or rollups: a user who may disable tools can read or remove the session "
                 "key; run: %s",
-                _BUCKET,
+                _SHARED_BUCKET,
                 shared_bucket.RESTRICT,
-                extra={"action": "storage.unrestricted", "stream": _BUCKET},
+                extra={"action": "storage.unrestricted", "stream": _SHARED_BUCKET},
             )

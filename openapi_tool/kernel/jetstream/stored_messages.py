@@ -15,7 +15,7 @@ from openapi_tool.kernel.jetstream.deliveries import stored_delivery
 from openapi_tool.nats_client.headers import MessageHeaders, parse_headers
 from openapi_tool.protocol.command import Delivery
 
-_TIMEOUT_S = 5.0
+_TIMEOUT_S = 5.0  # of one request
 _NOT_FOUND = 404
 
 
@@ -38,7 +38,11 @@ class StoredMessage:
 
 
 async def stored_message(client: Client, stream: str, **wanted: object) -> StoredMessage | None:
-    """Return the message of a stream that the request selects, None without one. Raises nats.errors.Error."""
+    """Return the message of a stream that `wanted` selects, None without one. Raises nats.errors.Error.
+
+    `wanted` are the fields of a `STREAM.MSG.GET` request, such as `seq=5`; with `next_by_subj` it selects the first
+    message of that subject from the sequence on.
+    """
     request = orjson.dumps(wanted)
     reply = await client.request(f"$JS.API.STREAM.MSG.GET.{stream}", request, timeout=_TIMEOUT_S)
     answer = orjson.loads(reply.data)
@@ -55,10 +59,10 @@ async def stored_message(client: Client, stream: str, **wanted: object) -> Store
 async def stream_messages(
     client: Client, stream: str, subject: str = ">", since: datetime | None = None, first: int = 1
 ) -> AsyncGenerator[StoredMessage, None]:
-    """Yield the messages that a stream holds now, from `since` or the sequence `first`; nothing without such a stream.
+    """Yield the messages that a stream holds now, from `since` or the sequence `first` on; none without such a stream.
 
-    Each is requested by itself. A consumer would be faster, but whoever may create one can have the server publish the
-    messages on any subject.
+    Each message is requested by itself. A consumer would be faster, but a user who may create one can have the server
+    publish the messages on any subject.
     """
     last = await stored_message(client, stream, last_by_subj=subject)
     if last is None:
@@ -73,7 +77,10 @@ async def stream_messages(
 
 
 async def _first_since(client: Client, stream: str, since: datetime, last: int) -> int:
-    """Return a sequence at which the messages published since then begin, by binary search; `last` + 1 without one."""
+    """Return the sequence from which on messages were published at or after `since`, by binary search.
+
+    It is `last` + 1 if no message up to `last` was.
+    """
     low, high = 1, last + 1
     while low < high:
         middle = (low + high) // 2

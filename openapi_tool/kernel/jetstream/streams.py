@@ -1,4 +1,4 @@
-"""Command stream and the durable consumer that all executors share (protocol section 1)."""
+"""Find or create the command stream, and the durable consumer that all executors share (protocol section 1)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _REPLY_TIMEOUT_S = 5.0
 _MAX_WAITING = 4_096
 """Open pull requests, one per executor; the server's default is 512. It cannot be changed later."""
 
-UNLIMITED = -1
+UNLIMITED = -1  # of `max_deliver`
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,10 @@ class StreamMissing(nats.errors.Error):
 
 
 async def ensure_durable(client: BusClient, options: DurableOptions) -> Durable:
-    """Find or create stream and durable, and update the durable. Raises nats.errors.Error, Unavailable."""
+    """Find or create stream and durable, and give an existing durable our settings.
+
+    Raises nats.errors.Error, Unavailable.
+    """
     stream = await _ensure_stream(client, options)
     durable = Durable(stream, options.name, await _creation_time(client, stream))
     try:
@@ -53,7 +56,11 @@ async def ensure_durable(client: BusClient, options: DurableOptions) -> Durable:
 
 
 async def _creation_time(client: BusClient, stream: str) -> str:
-    try:  # the server's own text: `stream_info().created` is a datetime, which drops the nanoseconds
+    """Return the stream's creation time as the server writes it, empty if this user may not read it.
+
+    `stream_info().created` would not do: it is a datetime, which drops the nanoseconds.
+    """
+    try:
         reply = await client.request(f"$JS.API.STREAM.INFO.{stream}", b"", timeout=_REPLY_TIMEOUT_S)
     except Denied as denied:
         log.warning("a durable that is created again would start at the stream's first command: %s", denied)
@@ -62,14 +69,13 @@ async def _creation_time(client: BusClient, stream: str) -> str:
 
 
 async def _create_durable(client: BusClient, durable: Durable, options: DurableOptions) -> None:
-    """Create the durable; if one existed before, start after its ack floor."""
+    """Create the durable; if one existed before, let it start after the stored ack floor of that one."""
     floor = 0
     if durable.stream_created:
-        # A stored floor counts only if its stream, creation time and filter are these.
-        wanted = AckFloor(durable.stream, durable.stream_created, options.filter_subject, sequence=0)
-        floor = await load_ack_floor(client, durable.name, wanted)
+        current = AckFloor(durable.stream, durable.stream_created, options.filter_subject, sequence=0)
+        floor = await load_ack_floor(client, durable.name, current)
     config = ConsumerConfig(
-        name=durable.name,  # puts the filter into the subject of the request, so that permissions can be limited to it
+        name=durable.name,  # then the subject of the request names the filter, so that a permission can be for it only
         durable_name=durable.name,
         deliver_policy=DeliverPolicy.ALL,
         ack_policy=AckPolicy.EXPLICIT,
@@ -83,6 +89,7 @@ async def _create_durable(client: BusClient, durable: Durable, options: DurableO
 
 
 def _settings(options: DurableOptions) -> dict[str, Any]:
+    """Return the settings that the durable must have, new or existing."""
     return {
         "filter_subject": options.filter_subject,
         "ack_wait": options.nats.ack_wait_s,
@@ -92,7 +99,7 @@ def _settings(options: DurableOptions) -> dict[str, Any]:
 
 
 async def _update_settings(client: BusClient, info: ConsumerInfo, options: DurableOptions) -> None:
-    """Update an existing durable: consuming from it does not change its settings."""
+    """Give an existing durable our settings: to consume from it would not change them."""
     settings = _settings(options)
     before = {name: getattr(info.config, name) for name in settings}
     if before == settings:
@@ -114,11 +121,11 @@ async def change_durable(client: BusClient, durable: Durable, **settings: Any) -
 
 
 async def command_stream_of(client: BusClient, options: DurableOptions) -> str | None:
-    """Return the stream that captures our subjects, None if it may be created. Raises nats.errors.Error.
+    """Return the stream that captures our subjects, None if it must be created. Raises nats.errors.Error.
 
-    A leaf node with its own JetStream does not see the streams of the hub. A stream created there would never get a
-    command, and the executor would look ready: so the settings must name the JetStream domain, or StreamMissing is
-    raised.
+    Raises StreamMissing if the stream must not be created. That may be because of a leaf node with a JetStream of its
+    own, which does not see the streams of the hub. A stream that is created there would never get a command, and the
+    executor would look ready. So on such a server the settings must name the JetStream domain.
     """
     try:
         return await client.jetstream().find_stream_name_by_subject(options.filter_subject)

@@ -1,4 +1,7 @@
-"""Commit results with retries; park those that cannot be committed."""
+"""Commit results with retries; park those that cannot be committed.
+
+To park a result is to store it in NATS, so that another executor can commit it when the command is delivered again.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,10 @@ from openapi_tool.protocol.report import Report
 log = logging.getLogger(__name__)
 
 _PARK_AFTER_S = 10.0
-"""Seconds of failed commits until the result is parked for another executor; workers wait at least 30 s."""
+"""Seconds of failed commits until the result is parked. Workers wait at least 30 s for a result, so another executor
+has 20 s to commit it in time."""
 
-_BACKOFF = wait_exponential_jitter(multiplier=0.1, max=2.0, jitter=0.1)
+_BACKOFF = wait_exponential_jitter(multiplier=0.1, max=2.0, jitter=0.1)  # 0.1 s, 0.2 s, … 2 s, each up to 0.1 s longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +42,21 @@ class ResultCommitter:
     async def store_or_park(self, wait: CommitWait, result: ResultToCommit, card: ResultCard, report: Report) -> bool:
         """Commit the result; return whether it was written. If that fails, park it and raise the failure.
 
-        It is parked after `_PARK_AFTER_S`, for an executor that reaches the database; if it is too large, retry here
-        instead.
+        Another executor may reach the database when this one does not, so the result is parked after `_PARK_AFTER_S`.
+        If it cannot be parked, for example as it is too large, only this executor has it, and retries for longer.
         """
         attempts = _Attempts(self.kernel, self.order, wait, result, card, report)
         commit_with_retries = partial(retried, attempts.next, on=Unavailable, wait=_BACKOFF, before_sleep=_log_retry)
         park_after_s = min(_PARK_AFTER_S, self.retry_timeout_s)
-        # First stage: until the result is parked for another executor.
+        # First stage: retry until it is time to park the result for another executor.
         try:
             return await commit_with_retries(stop=stop_after_delay(park_after_s))
         except (Exception, asyncio.CancelledError) as failure:
             parked = result.was_parked or await self.parked.park(wait.identity, result)
-            if parked or not isinstance(failure, Unavailable) or self.retry_timeout_s <= park_after_s:
+            may_retry = isinstance(failure, Unavailable) and self.retry_timeout_s > park_after_s
+            if parked or not may_retry:
                 raise
-        # Second stage: it could not be parked, so only this executor has it.
+        # Second stage: the result could not be parked, so retry here for the rest of the time.
         try:
             return await commit_with_retries(stop=stop_after_delay(self.retry_timeout_s - park_after_s))
         except (Exception, asyncio.CancelledError):
@@ -61,7 +66,7 @@ class ResultCommitter:
 
 @dataclass(slots=True)
 class _Attempts:
-    """Attempts to commit one result; those after an outage are marked as retries and wait for their turn anew."""
+    """Attempts to commit one result. Those after a failed one are marked as retries, and begin a new wait."""
 
     kernel: Kernel
     order: ResultOrder

@@ -1,4 +1,4 @@
-"""The doorbell of a result."""
+"""Publish the doorbell of a committed result, by which the agent's worker hears of it, or do without."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DoorbellSender:
-    """Publishes doorbells. In an outage it hands the command back: its next delivery publishes, and no slot is blocked.
+    """Publishes doorbells. In an outage `send` raises, so that the command is handed back and no slot is blocked.
 
-    - `Unavailable`: only while the worker still waits. After that no doorbell is needed: the kernel's inbox scan finds
-      the result.
-    - `NotStored`: at any time. No command is fetched until JetStream stores messages again, so the next delivery comes
-      after the outage, however long that took.
+    The next delivery of the command then finds the committed result, and publishes the doorbell.
+
+    - `Unavailable` is raised only while the worker still waits. After that no doorbell is needed: the kernel's scan of
+      the inbox finds the result.
+    - `NotStored` is raised at any time. No command is fetched until JetStream stores messages again. So the next
+      delivery comes after the outage, however long that takes.
     """
 
     publisher: Publisher
@@ -36,7 +38,10 @@ class DoorbellSender:
     async def send(
         self, delivery: Delivery, identity: CallIdentity, records: CallRecords, doorbell: Doorbell | None
     ) -> None:
-        """Publish the doorbell. Raises NotStored, and Unavailable in another outage while the worker still waits."""
+        """Publish the doorbell; None means that no worker can be addressed, and is logged.
+
+        Raises NotStored, Unavailable.
+        """
         if doorbell is None:
             log.error(
                 "cannot publish the doorbell: the agent is not in the roster, or its worker's name is not a valid "
@@ -49,9 +54,7 @@ class DoorbellSender:
         except NotStored:
             raise
         except Unavailable as outage:
-            suspend_timeout_s = suspend_timeout(records.definition.options) if records.definition else None
-            waits_s = self.limits.worker_waits_s(suspend_timeout_s)
-            if self.clock() - delivery.published_at.timestamp() < waits_s:
+            if self._worker_waits(delivery, records):
                 raise
             published = False
             log.error(  # noqa: TRY400 - an outage, not a defect
@@ -61,3 +64,9 @@ class DoorbellSender:
             )
         if not published:  # and never will be: NATS refuses it for good, or no worker waits for it any more
             metrics.DOORBELLS_MISSED.inc()
+
+    def _worker_waits(self, delivery: Delivery, records: CallRecords) -> bool:
+        """Return whether the worker still waits, which it does from the arrival of the command in the stream on."""
+        age_s = self.clock() - delivery.published_at.timestamp()
+        suspend_timeout_s = suspend_timeout(records.definition.options) if records.definition else None
+        return age_s < self.limits.worker_waits_s(suspend_timeout_s)

@@ -1,7 +1,8 @@
 """Parked results: stored for the next delivery of the command, as they could not be committed.
 
-Name and authentication tag (`seal`) of a parked result are HMACs over project, agent, turn and tool call id. So no
-other call can find it, and no client without the executors' key can forge one (ADR 5).
+A record is its authentication tag (`seal`, 32 bytes) followed by the result as JSON. Its name and its seal are HMACs
+over project, agent, turn and tool call id; the seal is over the JSON, too. So no other call can find the record, and no
+client without the executors' key can forge one (ADR 5).
 """
 
 from __future__ import annotations
@@ -25,15 +26,20 @@ from openapi_tool.tools.result import ResultFields
 
 log = logging.getLogger(__name__)
 
-MAX_BYTES = 256 * 1024  # of a record
+MAX_BYTES = 256 * 1024  # of a record without its seal
 MAX_PROJECT_BYTES = 8 * 1024 * 1024
-"""Bytes of a project in an hour, an eighth of the KV bucket that all projects share. A project that changes its own
-rows can have every commit refused, and would fill the bucket for all."""
+"""Bytes that this process parks for one project in an hour: an eighth of the store that all projects share.
 
-_EXPIRY_S = 3600.0
-_TIMEOUT_S = 2.0
-_VERSION = 1
-_SEAL_BYTES = 32
+By changes of its own rows a project can have every commit refused. Without this limit it would fill the store for all.
+"""
+
+_EXPIRY_S = 3600.0  # the store keeps a record for as long
+_TIMEOUT_S = 2.0  # of one access to the store
+_VERSION = 1  # of the format of a record
+_SEAL_BYTES = 32  # of a SHA-256
+_CARD_FIELDS = ("status", "result", "error", "tool_output")
+"""Fields of a result that are stored. The others (`tool`, `cached`, `truncated`) are for telemetry, which reports a
+parked result without them."""
 
 
 class ParkedResults:
@@ -42,7 +48,8 @@ class ParkedResults:
     def __init__(self, store: ResultStore, key: bytes) -> None:
         self._store = store
         self._key = hmac.digest(key, b"parked result", hashlib.sha256)
-        self._sizes: dict[str, TTLCache[str, int]] = {}  # of the records of each project, by name
+        # Per project: the bytes of each record that this process parked in the last hour, by the record's name.
+        self._sizes: dict[str, TTLCache[str, int]] = {}
 
     async def park(self, identity: CallIdentity, result: ResultToCommit) -> bool:
         """Store a result; return False if it is too large, or not stored after two seconds."""
@@ -51,21 +58,21 @@ class ParkedResults:
             self._log("a result is too large to be parked; its call will be run again", identity, len(record))
             return False
         name = self._name(identity)
-        if not self._fits_share(identity.project_id, name, len(record)):
+        if not self._reserve(identity.project_id, name, len(record)):
             self._log("too many results of this project are parked; its call will be run again", identity, len(record))
             return False
         try:
             async with asyncio.timeout(_TIMEOUT_S):
                 await self._store.put(name, self._seal(identity, record) + record)
         except (Unavailable, TimeoutError) as error:
-            self._sizes[identity.project_id].pop(name, None)
+            self._free(identity.project_id, name)
             self._log(f"cannot park a result; its call will be run again: {error}", identity, len(record))
             return False
         self._log("parked a result that could not be committed", identity, len(record))
         return True
 
     async def find(self, identity: CallIdentity) -> ResultToCommit | None:
-        """Return the parked result of a call, None if there is none or it cannot be read."""
+        """Return the parked result of a call; None without one, or if it cannot be read or has a wrong seal."""
         try:
             async with asyncio.timeout(_TIMEOUT_S):
                 sealed = await self._store.get(self._name(identity))
@@ -84,13 +91,12 @@ class ParkedResults:
         try:
             async with asyncio.timeout(_TIMEOUT_S):
                 await self._store.delete(name)
-            if (sizes := self._sizes.get(identity.project_id)) is not None:
-                sizes.pop(name, None)
+            self._free(identity.project_id, name)
         except (Unavailable, TimeoutError):
             log.debug("cannot delete a parked result; it will expire", extra={"action": "result.left_parked"})
 
-    def _fits_share(self, project: str, name: str, size: int) -> bool:
-        """Count a record against the share of its project (MAX_PROJECT_BYTES); return False if it does not fit."""
+    def _reserve(self, project: str, name: str, size: int) -> bool:
+        """Count a record against MAX_PROJECT_BYTES of its project; return False, and do not count it, beyond that."""
         self._drop_expired()
         sizes = self._sizes.setdefault(project, TTLCache(MAX_PROJECT_BYTES, _EXPIRY_S, getsizeof=int))
         sizes.pop(name, None)
@@ -99,7 +105,14 @@ class ParkedResults:
         sizes[name] = size
         return True
 
+    def _free(self, project: str, name: str) -> None:
+        """Count a record no longer."""
+        sizes = self._sizes.get(project)
+        if sizes is not None:
+            sizes.pop(name, None)
+
     def _drop_expired(self) -> None:
+        """Remove the sizes of records that have expired, and projects that then have none."""
         for project, sizes in list(self._sizes.items()):
             sizes.expire()
             if not sizes:
@@ -116,7 +129,7 @@ class ParkedResults:
         return hmac.digest(self._key, b"\n".join((purpose, orjson.dumps(owner), record)), hashlib.sha256)
 
     def _log(self, message: str, identity: CallIdentity, size: int) -> None:
-        # One action for both outcomes: the message says whether the result is parked.
+        # All outcomes of `park` have this action: the message says whether the result is parked.
         log.warning("%s", message, extra={"action": "result.parked", "bytes": size} | log_ids(identity))
 
 
@@ -129,8 +142,7 @@ def _encode(result: ResultToCommit) -> bytes:
             "metadata": card.metadata,
             "ttl_s": card.ttl_s,
         }
-    # Without `tool`, `cached` and `truncated`: they are for telemetry, which reports a parked result without them.
-    fields = {name: getattr(result.fields, name) for name in ("status", "result", "error", "tool_output")}
+    fields = {name: getattr(result.fields, name) for name in _CARD_FIELDS}
     return orjson.dumps({"version": _VERSION, **fields, "artifact": artifact})
 
 
@@ -139,8 +151,8 @@ def _decode(record: bytes, project_id: str) -> ResultToCommit | None:
     fields: dict[str, Any] = orjson.loads(record)
     if fields.pop("version") != _VERSION:
         return None
-    card = fields.pop("artifact")
-    if card is not None:
-        card["content"] = bytearray(orjson.dumps(card["content"]))
-    artifact = None if card is None else ArtifactCard(tenant_id=project_id, **card)
+    artifact = None
+    if (card := fields.pop("artifact")) is not None:
+        content = bytearray(orjson.dumps(card.pop("content")))
+        artifact = ArtifactCard(tenant_id=project_id, content=content, **card)
     return ResultToCommit(ResultFields(**fields), artifact, was_parked=True)

@@ -1,4 +1,4 @@
-"""Interfaces (ports) of the pipeline, which other packages implement."""
+"""Interfaces (ports) of the pipeline, which other packages implement: database, NATS, slots, tracing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ Clock = Callable[[], float]
 
 
 class Kernel(Artifacts, Protocol):
-    """The kernel's tables, behind a circuit breaker (GuardedStore). Every method raises Unavailable in an outage."""
+    """The kernel's tables, behind the circuit breaker of `GuardedStore`. Every method raises Unavailable in an outage.
+
+    The breaker stops fetching commands while the database fails.
+    """
 
     async def load(self, command: Command) -> CallRecords:
         """Load all records of a call in one round trip."""
@@ -37,21 +40,25 @@ class Kernel(Artifacts, Protocol):
         *,
         retry: bool = False,
     ) -> bool:
-        """Write all rows of a result in one transaction; return False if it was refused.
+        """Write all rows of a result in one transaction; return False if nothing was written.
 
-        `retry`, which is for the breaker, means that an earlier attempt failed. Raises TurnBusy if a `condition` is
-        given and does not hold.
+        Nothing is written if the call has a result, or its turn no longer waits. `retry` means that an earlier attempt
+        failed; the breaker treats such a commit as a test of the database. Raises TurnBusy if a `condition` is given
+        and does not hold.
         """
 
     async def report(self, card_id: str, report: Report, condition: TurnCondition | None) -> bool:
-        """Write inbox row and edge for an existing result card; otherwise as `commit`."""
+        """Write inbox row and edge for an existing result card; return and raise as `commit` does."""
 
     async def is_turn_busy(self, report: Report, quiet_s: float) -> bool:
-        """Return whether a commit would raise TurnBusy now."""
+        """Return whether a commit would raise TurnBusy now.
+
+        Other commands of the step count while they are younger than `quiet_s` seconds.
+        """
 
 
 class ResultStore(Protocol):
-    """Temporary records that all executors share. Every method raises Unavailable."""
+    """Temporary records that all executors share, by name. Every method raises Unavailable."""
 
     async def put(self, name: str, record: bytes) -> None:
         """Store a record."""
@@ -67,7 +74,7 @@ class Publisher(Protocol):
     """Publisher of doorbells."""
 
     async def publish(self, doorbell: Doorbell) -> bool:
-        """Publish a doorbell; return False if that is impossible. Raises Unavailable if a retry may work."""
+        """Publish a doorbell; return False if NATS refuses it for good. Raises Unavailable if a retry may work."""
 
 
 class CallSlot(Slot, Protocol):

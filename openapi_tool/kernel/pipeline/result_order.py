@@ -1,7 +1,12 @@
 """When a result may be committed: after its worker has suspended the turn, and one result of a turn at a time (ADR 8).
 
-A worker that finds a result before it has suspended the turn, or two results of a turn at once, defers one of them by a
-second. While a result waits here its call holds no slot.
+A worker defers a result by a second if it finds the result before it has suspended the turn, or finds two results of
+the turn at once. To save that second, results wait here for a few milliseconds. A call holds no slot while its result
+waits.
+
+- *Turn*: what an agent does at a stretch. It calls tools, and is suspended until their results are there.
+- *Step*: the calls that one answer of the model asks for; a turn has one or more steps.
+- A turn is *busy* if it has an unread result, or another command of the step, whose result may come at any moment.
 """
 
 from __future__ import annotations
@@ -22,11 +27,11 @@ from openapi_tool.protocol.records import WaitingTurnRecord
 from openapi_tool.protocol.report import TurnCondition
 
 MAX_STALL_S = 1.0
-"""Longest wait for a worker that reads no result of the turn. It looks again at one that came too early after a second,
-so a longer wait has no use."""
+"""Longest wait for a worker that reads no result of the turn. A longer wait has no use: the worker looks at a deferred
+result again after a second."""
 
-_RETRY_S = 0.01  # a worker takes some 30 ms for a result
-_MAX_TURNS = 4_096  # remembered with the time of their last result
+_RETRY_S = 0.01  # between two looks at the turn; a worker takes some 30 ms for a result
+_MAX_TURNS = 4_096  # turns that are remembered with the time at which their last result was written
 
 _Turn = tuple[str, str, str]  # project, agent, turn
 
@@ -34,15 +39,16 @@ Write = Callable[[TurnCondition | None], Awaitable[bool]]
 """Writes rows; returns False if that was refused. Raises TurnBusy if the condition does not hold, and Unavailable."""
 
 IsTurnBusy = Callable[[float], Awaitable[bool]]
-"""Returns whether writing would raise TurnBusy now. Its parameter is the age in seconds from which on other commands
-of the step do not count."""
+"""Returns whether writing would raise TurnBusy now. Other commands of the step count only while they are younger than
+the parameter, in seconds."""
 
 
 @dataclass(slots=True)
 class CommitWait:
-    """Wait of a result, ready since `ready_at`, for its commit, and the seconds that it has waited so far.
+    """Wait of one result for its commit.
 
-    It ends at `ends_at` at the latest. Times are in seconds on the event loop's clock.
+    The result is ready since `ready_at`, and the wait ends at `ends_at` at the latest, both in seconds on the event
+    loop's clock. `waited_s` is how long the result has waited so far; attempts to write do not count.
     """
 
     delivery: Delivery
@@ -73,16 +79,16 @@ class CommitWait:
 class ResultOrder:
     """Commits results `min_result_delay_s` after their step's newest command, and one of a turn at a time.
 
-    A result waits at most `max_wait_s`, and no longer than MAX_STALL_S after the last one of its turn was read. `clock`
-    returns the time of the server that timestamps commands.
+    A result waits at most `max_wait_s`, and no longer than MAX_STALL_S after this process wrote the last result of its
+    turn. `clock` returns the time of the server that timestamps commands.
     """
 
     def __init__(self, min_result_delay_s: float, max_wait_s: float, clock: Clock) -> None:
         self._min_result_delay_s = min_result_delay_s
         self._max_wait_s = max_wait_s
         self._clock = clock
-        self._turns = KeyedLock()
-        self._progress_at: LRUCache[_Turn, float] = LRUCache(_MAX_TURNS)
+        self._lines = KeyedLock()  # of each turn: results of this process that wait for their commit
+        self._written_at: LRUCache[_Turn, float] = LRUCache(_MAX_TURNS)  # when a waiting result was written last
 
     def begin(
         self, delivery: Delivery, identity: CallIdentity, waiting_turn: WaitingTurnRecord, slot: CallSlot
@@ -103,52 +109,65 @@ class ResultOrder:
     async def wait_for_suspension(self, wait: CommitWait) -> None:
         """Wait until the worker should have suspended the turn, judging by this command's age alone.
 
-        `write` considers the step's other commands.
+        The step's other commands are considered later, by `write`.
         """
-        if wait.waiting_turn.suspends:
-            age_s = self._clock() - wait.delivery.published_at.timestamp()
-            if (delay_s := self._min_result_delay_s - age_s) > 0:
-                with wait.without_slot():
-                    await asyncio.sleep(min(delay_s, self._remaining_s(wait)))
+        if not wait.waiting_turn.suspends:
+            return
+        age_s = self._clock() - wait.delivery.published_at.timestamp()
+        delay_s = self._min_result_delay_s - age_s
+        if delay_s > 0:
+            with wait.without_slot():
+                await asyncio.sleep(min(delay_s, self._remaining_s(wait)))
 
     async def write(self, wait: CommitWait, write_rows: Write, is_turn_busy: IsTurnBusy) -> bool:
         """Write the rows once the worker has read the other results of the turn; return False if that was refused.
 
-        The only call of its step writes at once. Otherwise the results of this process wait in line here, and the first
-        in the line asks the database whether the turn is busy with results of other replicas, or of other tools. A
-        result that has waited as long as it may is written in any case.
+        The only call of its step writes at once. Otherwise the results of this process wait in line, and the first in
+        the line writes once the turn is not busy. A result that has waited as long as it may is written in any case.
         """
         if wait.waiting_turn.suspends and self._remaining_s(wait) > 0:
             with suppress(TurnBusy):
                 return await write_rows(TurnCondition.no_other_command())
             async with AsyncExitStack() as line:
                 await self._reach_the_front(wait, line)
-                in_turn = TurnCondition.others_older_than(self._min_result_delay_s)
-                pause_s = _RETRY_S
-                while (remaining_s := self._remaining_s(wait)) > 0:
-                    if not await is_turn_busy(self._min_result_delay_s):
-                        with suppress(TurnBusy):
-                            written = await write_rows(in_turn)
-                            self._progress_at[wait.turn] = asyncio.get_running_loop().time()
-                            return written
-                        pause_s *= 2  # another replica was faster, or holds the lock: send a large result less often
-                    with wait.without_slot():
-                        await asyncio.sleep(min(pause_s, remaining_s))
+                with suppress(TurnBusy):
+                    return await self._write_when_quiet(wait, write_rows, is_turn_busy)
         return await write_rows(None)
 
-    async def _reach_the_front(self, wait: CommitWait, line: AsyncExitStack) -> None:
-        """Wait until the result is the first of its turn's line, as long as it may wait.
+    async def _write_when_quiet(self, wait: CommitWait, write_rows: Write, is_turn_busy: IsTurnBusy) -> bool:
+        """Write the rows once the turn is not busy with results of other replicas, or of other tools.
 
-        The loop, as that time grows while results before it are read (`_remaining_s`).
+        Raises TurnBusy if it still is when the result has waited as long as it may.
+        """
+        condition = TurnCondition.others_older_than(self._min_result_delay_s)
+        pause_s = _RETRY_S
+        while (remaining_s := self._remaining_s(wait)) > 0:
+            if not await is_turn_busy(self._min_result_delay_s):
+                with suppress(TurnBusy):
+                    written = await write_rows(condition)
+                    self._written_at[wait.turn] = asyncio.get_running_loop().time()
+                    return written
+                pause_s *= 2  # another replica was faster, or holds the lock: send a large result less often
+            with wait.without_slot():
+                await asyncio.sleep(min(pause_s, remaining_s))
+        raise TurnBusy
+
+    async def _reach_the_front(self, wait: CommitWait, line: AsyncExitStack) -> None:
+        """Wait until the result is the first of its turn's line; give up when it has waited as long as it may.
+
+        Each result before it that is written makes that time longer (`_remaining_s`), hence the loop.
         """
         with wait.without_slot():
             while (remaining_s := self._remaining_s(wait)) > 0:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(remaining_s):
-                        await line.enter_async_context(self._turns.hold(wait.turn))
+                        await line.enter_async_context(self._lines.hold(wait.turn))
                     return
 
     def _remaining_s(self, wait: CommitWait) -> float:
-        """Return the seconds for which a result may still wait."""
-        progress_at = max(wait.ready_at, self._progress_at.get(wait.turn, 0.0))
+        """Return the seconds for which a result may still wait; 0 or less if it may not.
+
+        A result is written only when the one before it was read, so each written result shows that the worker reads.
+        """
+        progress_at = max(wait.ready_at, self._written_at.get(wait.turn, 0.0))
         return min(wait.ends_at, progress_at + MAX_STALL_S) - asyncio.get_running_loop().time()

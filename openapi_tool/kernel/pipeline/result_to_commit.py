@@ -10,9 +10,9 @@ from openapi_tool.tools.result import ResultFields
 
 @dataclass(frozen=True, slots=True)
 class ResultToCommit:
-    """Fields of the result card, and the artifact card with the whole text if the model is shown a part of it.
+    """Fields of the result card, and an artifact card with the whole text if the model is shown only a part of it.
 
-    `was_parked`: an earlier run made the result, paid for it and parked it.
+    `was_parked` means that an earlier run made the result, paid for its requests and parked it.
     """
 
     fields: ResultFields

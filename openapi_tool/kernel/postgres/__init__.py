@@ -1,1 +1,1 @@
-"""The kernel's rows in PostgreSQL; only this package names `state.*`."""
+"""The kernel's rows in PostgreSQL; only this package names the tables of the schema `state`."""

@@ -1,12 +1,13 @@
 """Circuit breaker: no command is fetched while loads or commits fail.
 
-- It is open while the latest load or the latest commit failed. The latest is the attempt that began last: one that hung
-  through an outage does not show the state after it.
-- While it is open, retried commits serve as probes. Without any, a command may be fetched as a probe, with back-off.
-- Contention: a statement that failed at a lock or its timeout (StatementContended) may have failed because of its
-  project's rows only. So such calls open the breaker only if those of two projects fail in a row. While only contention
-  keeps it open, retried commits neither count as failures nor delay the next probe: a project that locks its own rows
-  must not stop all fetching.
+1. The breaker is open while the latest load or the latest commit failed. The latest attempt is the one that began last.
+   An attempt that began before an outage and hung through it does not show the state after the outage.
+2. While the breaker is open, probes test the database. A retried commit is a probe. If none is in progress, a command
+   may be fetched as a probe, each after a longer pause than the one before.
+3. *Contention*: a statement failed at a lock or its timeout (`StatementContended`), perhaps because of its own
+project's rows only. So contention opens the breaker only if calls of two projects meet it in a row. 4. While nothing
+but contention keeps the breaker open, retried commits neither count as failures nor delay the next probe. Otherwise a
+project that locks its own rows could stop all fetching.
 """
 
 from __future__ import annotations
@@ -28,21 +29,27 @@ from openapi_tool.protocol.records import Artifact, CallRecords
 from openapi_tool.protocol.report import Report, TurnCondition
 
 StoreOperation = Literal["load", "commit"]
+"""What the breaker distinguishes: one may fail while the other succeeds."""
+
 Cause = Literal["outage", "operator", "contention"]
+"""Cause of a failure; `operator` is an outage that lasts until an operator acts."""
 
-MAX_PROBE_INTERVAL_S = 5.0
-_FIRST_PROBE_S = 0.2
+MAX_PROBE_INTERVAL_S = 5.0  # longest pause before a probe
+_FIRST_PROBE_S = 0.2  # pause before the first probe; each failure doubles it
 _QUIET_S = 2 * MAX_PROBE_INTERVAL_S
-"""Time without an attempt until the breaker closes: by then any waiting command was fetched as a probe."""
+"""Time without an attempt until the breaker closes: by then any waiting command would have been fetched as a probe."""
 
-_MAX_DOUBLINGS = 10  # a larger exponent would overflow a float after a long outage
+_MAX_DOUBLINGS = 10  # more would not change the pause, and would overflow a float after a long outage
 
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """Outcome of an attempt; `reason` is empty if it does not count as a failure.
+    """Outcome of an attempt.
 
-    `contended_project` is the project that met contention, empty if none did.
+    - `number`: attempts are numbered in the order in which they began.
+    - `reason`: why it failed; empty if it succeeded, or met contention that does not count as a failure yet.
+    - `cause`: of the failure.
+    - `contended_project`: the project that met contention, empty if none did.
     """
 
     number: int = 0
@@ -52,44 +59,47 @@ class _Outcome:
 
 
 class CircuitBreaker:
-    """Open while `reason` is not empty; calls `changed` when it opens or closes, and when a probe is due.
+    """The breaker is open while `reason` is not empty.
 
-    `clock` returns monotonic seconds.
+    It calls `changed` when it opens or closes, and when a probe is due. `clock` returns monotonic seconds.
     """
 
     def __init__(self, changed: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._changed = changed
         self._clock = clock
+        self.reason = ""
+        # Attempts: the outcome of the latest one that has ended, the number of the last one that has begun, and how
+        # many are in progress; of these `_retries` are retried commits.
         self._latest: dict[StoreOperation, _Outcome] = {"load": _Outcome(), "commit": _Outcome()}
         self._last_number = 0
         self._in_progress = 0
         self._retries = 0
+        # The pause before the next probe follows from the failures in a row, and begins with the last one.
         self._failures = 0
         self._failed_at = 0.0
-        self._probe: asyncio.TimerHandle | None = None
-        self.reason = ""
+        self._probe: asyncio.TimerHandle | None = None  # calls `changed` when the next probe is due
 
     @property
     def may_probe(self) -> bool:
         """Return whether a command may be fetched as a probe (half-open state)."""
         probes_in_progress = self._in_progress
         if self._is_contended:
-            probes_in_progress -= self._retries
+            probes_in_progress -= self._retries  # a retried commit meets the same lock again, so it is no probe
         return not probes_in_progress and self._clock() >= self._failed_at + self._backoff_s()
 
     @property
     def _is_contended(self) -> bool:
-        """Only contention keeps the breaker open. A retry meets the same lock again, so it is no probe."""
+        """Nothing but contention keeps the breaker open."""
         return all(outcome.cause == "contention" for outcome in self._latest.values() if outcome.reason)
 
     @contextmanager
     def attempt(
         self, operation: StoreOperation, project_id: str, *, retry: bool = False
     ) -> Iterator[Callable[[], None]]:
-        """Yield a function to call on success; an attempt that raises Unavailable has failed.
+        """Record the outcome of the attempt in this context; yield a function to call on success.
 
-        A defect of the call, a cancellation, or a project that has used up its share of the connections does not show
-        the state of the database.
+        An attempt that raises Unavailable has failed. What else ends it does not show the state of the database, and
+        is not recorded: a defect of the call, a cancellation, a project that has used up its share of the connections.
         """
         self._last_number += 1
         number = self._last_number
@@ -110,16 +120,15 @@ class CircuitBreaker:
         finally:
             self._in_progress -= 1
             self._retries -= retry
-            if self.reason and self.may_probe:
-                # The last probe ended without a result: let the consumer fetch another one.
-                self._changed()
+            if self.reason and self.may_probe:  # the last probe ended without an outcome
+                self._changed()  # lets the consumer fetch another one
 
     def probe_soon(self) -> None:
         """Reset the back-off, because the health check succeeds again after it failed, or the tables have changed."""
         self._failures = 0
 
     def close_if_quiet(self) -> None:
-        """Close the breaker after _QUIET_S without an attempt: without commands to probe with it would stay open."""
+        """Close the breaker after _QUIET_S without an attempt: if no commands arrive, nothing else would close it."""
         if self.reason and not self._in_progress and self._clock() >= self._failed_at + _QUIET_S:
             self._latest = {operation: _Outcome(outcome.number) for operation, outcome in self._latest.items()}
             self.reason = ""
@@ -130,22 +139,25 @@ class CircuitBreaker:
         """Record contention as a failure if another project met it just before; else remember the project."""
         latest = self._latest[operation]
         project = outcome.contended_project
-        if latest.reason or latest.contended_project not in ("", project):  # already open, or the second project
+        is_open = bool(latest.reason)
+        is_second_project = latest.contended_project not in ("", project)
+        if is_open or is_second_project:
             self._record(operation, outcome)
         elif outcome.number > latest.number:
             self._latest[operation] = _Outcome(outcome.number, contended_project=project)
 
     def _record(self, operation: StoreOperation, outcome: _Outcome) -> None:
         """Let an outcome decide whether the breaker is open, unless an attempt that began later has ended."""
-        latest, reason_before = self._latest[operation], self.reason
+        latest = self._latest[operation]
+        reason_before = self.reason
         if outcome.number < latest.number:
             return
         if outcome.reason:
             self._failures += 1
             self._failed_at = self._clock()
             self._schedule_probe()
-            # Keep the first reason: the errors of one outage vary, and each new reason would be logged as a change.
-            # Contention is a consequence of an outage, so it does not replace the cause.
+            # Keep the first reason: the errors of one outage vary, and each new reason would be logged as a change. An
+            # outage may cause contention, so contention does not replace the cause either.
             if latest.reason and outcome.cause in (latest.cause, "contention"):
                 outcome = _Outcome(outcome.number, latest.reason, latest.cause)
         self._latest[operation] = outcome
@@ -156,6 +168,7 @@ class CircuitBreaker:
             self._changed()
 
     def _backoff_s(self) -> float:
+        """Return the pause before the next probe: 0.2 s after one failure, 0.4 s after two, at most 5 s."""
         doublings = min(max(0, self._failures - 1), _MAX_DOUBLINGS)  # no failures: after `probe_soon`
         return min(MAX_PROBE_INTERVAL_S, _FIRST_PROBE_S * 2.0**doublings)
 
@@ -166,21 +179,21 @@ class CircuitBreaker:
 
 
 class GuardedStore:
-    """KernelStore with a circuit breaker; same methods, same errors."""
+    """KernelStore with a circuit breaker: same methods, same errors. The docstrings say what the breaker hears."""
 
     def __init__(self, store: KernelStore, breaker: CircuitBreaker) -> None:
         self._store = store
         self._breaker = breaker
 
     async def load(self, command: Command) -> CallRecords:
-        """Report the outcome to the breaker."""
+        """Load; report success and failure to the breaker."""
         with self._breaker.attempt("load", command.identity.project_id) as succeeded:
             records = await self._store.load(command)
             succeeded()
             return records
 
     async def last_result_age_s(self, project_id: str, agent_turn_id: str, step_id: str) -> float | None:
-        """Report nothing to the breaker: after a failure the call continues."""
+        """Look up; report nothing to the breaker, as the call continues after a failure."""
         return await self._store.last_result_age_s(project_id, agent_turn_id, step_id)
 
     async def commit(
@@ -192,7 +205,10 @@ class GuardedStore:
         *,
         retry: bool = False,
     ) -> bool:
-        """Report the outcome to the breaker, but no success of a commit that wrote nothing: the disk may be full."""
+        """Commit; report success and failure to the breaker.
+
+        A commit that wrote nothing is not reported as a success: the disk may be full.
+        """
         with self._breaker.attempt("commit", report.project_id, retry=retry) as succeeded:
             written = await self._store.commit(card, report, artifact, condition)
             if written:
@@ -200,16 +216,16 @@ class GuardedStore:
             return written
 
     async def report(self, card_id: str, report: Report, condition: TurnCondition | None) -> bool:
-        """Report only a failure to the breaker: this writes less than a commit."""
+        """Write a report; report only failure to the breaker, as this writes less than a commit."""
         with self._breaker.attempt("commit", report.project_id):
             return await self._store.report(card_id, report, condition)
 
     async def is_turn_busy(self, report: Report, quiet_s: float) -> bool:
-        """Report only a failure to the breaker: this reads less than a load."""
+        """Look up; report only failure to the breaker, as this reads less than a load."""
         with self._breaker.attempt("load", report.project_id):
             return await self._store.is_turn_busy(report, quiet_s)
 
     async def artifact(self, project_id: str, agent_id: str, card_id: str, start: int, chars: int) -> Artifact | None:
-        """Report only a failure to the breaker: this reads less than a load."""
+        """Read an artifact; report only failure to the breaker, as this reads less than a load."""
         with self._breaker.attempt("load", project_id):
             return await self._store.artifact(project_id, agent_id, card_id, start, chars)

@@ -1,4 +1,13 @@
-"""SQL that writes a result, for all protocol versions (protocol sections 3, 6)."""
+"""SQL that writes a result, for all protocol versions (protocol sections 3, 6).
+
+A version builds two statements from these parts, by `commit_and_report`:
+
+- COMMIT writes all rows of a result: card, artifact card, inbox row, edge.
+- REPORT writes inbox row and edge of a result card that exists already.
+
+Both return one row with the columns `busy`, `written` and `discarded`, and consist of a chain of CTEs, each of which
+takes its rows from the one before: `turn` (whether to write) → `card` → `inbox` (of the version) → `edge`.
+"""
 
 from __future__ import annotations
 
@@ -8,28 +17,30 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
+from openapi_tool.protocol.cards import ArtifactCard
 from openapi_tool.protocol.report import Report
 
 RECENT = "created_at between now() - interval '10 s' and now() + interval '10 s'"
-"""SQL condition on the age of an unread result that may delay others: an older one is left over from a worker that
-died."""
+"""SQL condition that an unread result may delay others, by its age: an older one is left over from a worker that died.
+
+Times may lie in the future, as the clocks of several servers differ."""
 
 SENT_LATELY = "(:quiet_s::float8 is null or abs(extract(epoch from now() - created_at)) < :quiet_s)"
-"""SQL condition that another command of the step counts: sent in the last `quiet_s` seconds, or at any time if that is
-null."""
+"""SQL condition that another command of the step makes the turn busy, by its age: it was sent in the last `quiet_s`
+seconds. If `quiet_s` is null, a command of any age does."""
 
 
 class Mode(StrEnum):
     """What COMMIT and REPORT do.
 
-    | mode | takes the turn's lock | writes |
+    | mode | lock of the turn | writes |
     | --- | --- | --- |
-    | LOOK | no | nothing; tells whether the turn is busy |
-    | LOCK | to the end of the transaction | nothing |
-    | IN_TURN | needs that of LOCK, earlier in the transaction | unless the turn is busy |
-    | ALONE | yes | unless the turn is busy |
-    | AT_ONCE | no | in any case |
-    | TEST | no | also if no turn accepts the report; to be rolled back |
+    | LOOK | takes none | nothing; tells whether the turn is busy |
+    | LOCK | takes it, to the end of the transaction | nothing |
+    | IN_TURN | needs the one that LOCK took in the same transaction | unless the turn is busy |
+    | ALONE | takes it | unless the turn is busy |
+    | AT_ONCE | takes none | in any case |
+    | TEST | takes none | even if no turn accepts the report; to be rolled back |
     """
 
     LOOK = "look"
@@ -60,9 +71,9 @@ _REPORT_PARAMETERS: dict[str, object] = {
     "quiet_s": 0.0,
     "mode": Mode.LOOK,
 }
-"""Names with a sample value each, in the order of `report_values`.
+"""Parameters of COMMIT and REPORT by name, in the order of `report_values`, each with a sample value.
 
-Those of the version follow, then, for COMMIT, those of the new cards.
+The version's own parameters follow; then, for COMMIT, those of the new cards.
 """
 
 _CARD_PARAMETERS: dict[str, object] = {
@@ -73,11 +84,13 @@ _CARD_PARAMETERS: dict[str, object] = {
     "artifact_metadata": {},
     "artifact_ttl_s": 0,
 }
+"""Parameters of COMMIT for the new cards by name, each with a sample value; the last four are `artifact_values`."""
 
-# The turn is busy if another result of it is unread, or if its step has other commands (SENT_LATELY); that is the
-# version's condition `busy`. It also counts as busy if this transaction does not get the lock: the `case` tells whether
-# it has the lock or needs none. The lock is only tried: if statements waited for it, one blocked commit would take a
-# connection for each result of its turn.
+# `turn` has one row: `busy`, and whether the statement `writes`. - The version's condition `{busy}` tells whether
+# another result of the turn is unread, or its step has another command   that counts (SENT_LATELY). - The turn also
+# counts as busy if this transaction does not get the lock. The `case` is true if the transaction has the   lock or
+# needs none. From LOCK to IN_TURN a setting of the transaction carries whether it has the lock. - The lock is only
+# tried. If statements waited for it, one blocked commit would take a connection for each result of   its turn.
 _TURN = """
 turn as materialized (
     select *, :mode::text in ('at once', 'test') or (:mode in ('alone', 'in turn') and not busy) as writes
@@ -93,8 +106,8 @@ turn as materialized (
 )
 """
 
-# `on conflict` names the columns of the unique indexes, so that PostgreSQL refuses the statement if one is missing:
-# without it a call could get two results.
+# `on conflict` names the columns of the unique index, so that PostgreSQL refuses the statement if the index is missing:
+# without the index a call could get two results. `{accepted}` is the version's condition that a turn waits.
 _NEW_CARDS = """
 card as (
     insert into cards (card_id, tenant_id, content, tool_call_id, metadata)
@@ -132,12 +145,13 @@ edge as (
 )
 """
 
-# A trigger that returns null discards a row. Then the statement must fail, so that the others are not written without
-# it. It fails by a division by zero: SQL has no expression that raises an error, a function would be DDL in the
-# database of the kernel, and a column that says so could not undo the other rows.
+# A trigger that returns null discards a row. Then the statement must fail, so that the other rows are not written
+# without it. It fails by a division by zero (`fails_if_discarded`): SQL has no expression that raises an error, a
+# function would be DDL in the kernel's database, and a returned column could not undo the other rows.
 #
-# TEST does not fail: it returns the tables of such rows. Only in TEST a card that was not written is a discarded one:
-# elsewhere the call may have another result.
+# TEST does not fail, but returns the tables of discarded rows (`discarded`). Only in TEST a card that was not written
+# is a discarded one (`{no_card}`): otherwise the call may have another result. The artifact card is different: its
+# insert has no `on conflict`, so if it was not written, it was discarded.
 _OUTCOME = """
 select busy, exists (select from inbox) as written, discarded,
     1 / (discarded = '' or :mode = 'test')::int as fails_if_discarded
@@ -154,12 +168,12 @@ from turn, (
 ) as rows
 """
 _NO_NEW_CARD = """
-    :mode = 'test' and not exists (select from card)
-    or exists (select from card) and :artifact_id::text is not null and not exists (select from artifact)
+    (:mode = 'test' and not exists (select from card))
+    or (exists (select from card) and :artifact_id::text is not null and not exists (select from artifact))
 """
 
-# Each statement is a transaction of its own, without the SQL commands BEGIN and COMMIT. If an inbox row exists without
-# its card, the insert raises a unique violation, which rolls the card back.
+# Each statement is a transaction of its own, without BEGIN. If an inbox row exists without its card, the insert of the
+# inbox row raises a unique violation, which rolls the card back.
 _COMMIT = f"with {_TURN}, {_NEW_CARDS}, {{inbox}}, {_EDGE} {_OUTCOME.replace('{no_card}', _NO_NEW_CARD)}"
 _REPORT = f"with {_TURN}, {_EARLIER_CARD}, {{inbox}}, {_EDGE} {_OUTCOME.replace('{no_card}', 'false')}"
 
@@ -167,10 +181,13 @@ _REPORT = f"with {_TURN}, {_EARLIER_CARD}, {{inbox}}, {_EDGE} {_OUTCOME.replace(
 def commit_and_report(
     inbox: str, accepted: str, edge_turn: str, busy: str, own_parameters: tuple[str, ...]
 ) -> tuple[str, str]:
-    """Return the statements COMMIT and REPORT of a version, which write only if the condition `accepted` holds.
+    """Return the statements COMMIT and REPORT of a version, built from its SQL.
 
-    `inbox` has the CTEs that write the inbox row, and `edge_turn` is the turn that its edge names. Parameters are named
-    as in `:project_id`; `own_parameters` are those of the version.
+    - `inbox`: the CTEs that write the inbox row, the last of them named `inbox`.
+    - `accepted`: condition that a turn accepts the report.
+    - `edge_turn`: the turn that the edge names.
+    - `busy`: condition that the turn is busy, apart from its lock.
+    - `own_parameters`: names of the version's own parameters. A parameter is written as in `:project_id`.
     """
     parts = {"inbox": inbox, "accepted": accepted, "edge_turn": edge_turn, "busy": busy}
     names = (*_REPORT_PARAMETERS, *own_parameters, *_CARD_PARAMETERS)
@@ -178,25 +195,33 @@ def commit_and_report(
 
 
 def _numbered(sql: str, names: Sequence[str]) -> str:
-    """Return the statement with `$1` instead of the first name, and so on; `::text` stays."""
+    """Return the statement with numbered parameters: `:project_id::text` → `$1::text` if the name is the first."""
     return re.sub(r"(?<!:):([a-z_]+)", lambda found: f"${names.index(found[1]) + 1}", sql)
 
 
 def turn_lock(report: Report) -> int:
-    """Return the key of the advisory lock of a turn, the same on all replicas."""
+    """Return the key of the advisory lock of a turn, the same on all replicas: a hash of 64 bits."""
     turn = report.acceptance.waiting_turn.agent_turn_id
     owner = f"openapi_tool\0{report.project_id}\0{report.acceptance.identity.agent_id}\0{turn}"
     return int.from_bytes(hashlib.blake2b(owner.encode("utf-8", "surrogatepass"), digest_size=8).digest(), signed=True)
 
 
+def artifact_values(artifact: ArtifactCard | None) -> tuple[Any, ...]:
+    """Return the last parameters of COMMIT, all null without an artifact."""
+    if artifact is None:
+        return (None,) * 4
+    return artifact.card_id, artifact.content, artifact.metadata, artifact.ttl_s
+
+
 def sample_commit(*own: object) -> tuple[Any, ...]:
-    """Return parameters of COMMIT, each of its column's type; `own` are the version's own, as in `report_values`."""
+    """Return sample parameters of COMMIT, each of its column's type; `own` are samples of the version's own."""
     return (*_REPORT_PARAMETERS.values(), *own, *_CARD_PARAMETERS.values())
 
 
 def report_values(card_id: str, report: Report, mode: Mode, quiet_s: float | None, *own: object) -> tuple[Any, ...]:
-    """Return the parameters of REPORT; `own` are the version's own."""
-    acceptance, identity, turn = report.acceptance, report.acceptance.identity, report.acceptance.waiting_turn
+    """Return the parameters of REPORT, in the order of `_REPORT_PARAMETERS`; `own` are the version's own."""
+    acceptance = report.acceptance
+    identity, turn = acceptance.identity, acceptance.waiting_turn
     return (
         identity.project_id,
         card_id,

@@ -1,9 +1,9 @@
 """Classification of PostgreSQL errors.
 
-- *defect*: caused by the values of one call, raised unchanged; the run counts as lost. If the database would refuse any
-  result, `store` raises NeedsOperator instead.
-- *outage*: temporary, raised as Unavailable; the call waits.
-- *operator*: an outage for a missing grant, migration or setting, raised as NeedsOperator.
+- *defect*: caused by the values of one call. The error is raised unchanged, and the run counts as lost. If the database
+  would refuse the result of any call, `writability` raises NeedsOperator instead.
+- *outage*: temporary. It is raised as Unavailable, and the call is tried again later.
+- *operator*: an outage that lasts until an operator adds a grant, migration or setting. It is raised as NeedsOperator.
 
 A SQLSTATE that is not listed is a defect: lost runs are limited, but retries as an outage might never end.
 """
@@ -31,15 +31,16 @@ KINDS: dict[str, Kind] = {
     "53": "outage",  # disk full, memory, connections
     "57": "outage",  # shutdown, cancelled, statement_timeout
     "58": "outage",  # the server's own files
-    "25006": "outage",  # read-only
+    "25006": "outage",  # read-only: a standby, or a setting
     "26000": "operator",  # prepared statement does not exist
     "3D000": "operator",  # no such database
     "3F000": "operator",  # no such schema
     "42P05": "operator",  # prepared statement exists already
     "55P03": "outage",  # lock not available
 }
-"""Kind by SQLSTATE (five characters), else by its class (first two)."""
+"""Kind by SQLSTATE, a code of five characters; one that is not listed has the kind of its class, the first two."""
 
+# Remedies of a NeedsOperator.
 _OPERATOR = "An operator must correct this: "
 GRANT_PRIVILEGES = f"{_OPERATOR}grant what `openapi-tool sql grants` prints"
 RUN_MIGRATIONS = f"{_OPERATOR}check that it is the kernel's database of the configured version, with all its migrations"
@@ -48,16 +49,23 @@ ADMIT_RESULTS = f"{_OPERATOR}change the trigger or constraint so that it admits 
 BYPASS_ROW_SECURITY = f"{_OPERATOR}disable it, or run `alter role ROLE bypassrls`"
 SET_SEARCH_PATH = f"{_OPERATOR}run `alter role ROLE set search_path = public`, or as the kernel's schema is named"
 SET_VERSION = f"{_OPERATOR}set protocol.version, or name the database of a kernel of that version in {DSN_SETTING}"
-_REMEDIES = {"42501": GRANT_PRIVILEGES, "3D000": f"{_OPERATOR}check the database's name in {DSN_SETTING}"}
 _POOLER = f"{_OPERATOR}a pooler in transaction mode is in between; set postgres.prepared_statements = false"
+
+_READ_ONLY = "25006"
 _CANCELLED = "57014"
+_LOST_STATEMENT = ("26000", "42P05")  # a prepared statement does not exist, or exists already
+_CONTENTION = ("40", "55P03", _CANCELLED)  # conflict, lock, timeout; SQLSTATEs or their beginnings
+
+_REMEDIES = {"42501": GRANT_PRIVILEGES, "3D000": f"{_OPERATOR}check the database's name in {DSN_SETTING}"}
+"""Remedy of an error of the kind *operator* by SQLSTATE; of all others it is RUN_MIGRATIONS."""
+
 _LOAD = "the server's load, and locks (pg_stat_activity)"
 _TO_CHECK = {
     "53300": "max_connections, the limits of role and database, and postgres.pool_size of all replicas",
     _CANCELLED: f"statement_timeout of the role and the database, {_LOAD}",
 }
-_LOST_STATEMENT = ("26000", "42P05")
-_CONTENTION = ("40", "55P03", _CANCELLED)  # conflict, lock, timeout
+"""What to check after an error of the kind *outage*, by SQLSTATE."""
+
 _DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError)
 
 
@@ -72,7 +80,7 @@ class ReadOnly(Unavailable):
 
 
 class PoolShareUsed(Unavailable):
-    """The other calls of a project use its share of the connections."""
+    """The other calls of the same project use its whole share of the connections."""
 
 
 class StatementContended(Unavailable):
@@ -85,15 +93,17 @@ def kind_of(sqlstate: str | None) -> Kind:
 
 
 def refusal_of(error: asyncpg.PostgresError) -> str:
-    """Return why PostgreSQL refuses a row, with the function that raised the error."""
+    """Return why PostgreSQL refuses a row, with the place in the database that raised the error, such as a trigger."""
     where = (error.context or "").partition("\n")[0]
-    return f"{error.message} (SQLSTATE {'; '.join(filter(None, (error.sqlstate, where)))})"
+    details = "; ".join(filter(None, (error.sqlstate, where)))
+    return f"{error.message} (SQLSTATE {details})"
 
 
 class _Translation:
-    """Replaces an error of the driver by the Unavailable that `translated` returns for it, None to keep the error.
+    """Context that replaces an error of the driver by the Unavailable that `translated` returns for it.
 
-    A class, because a generator costs more CPU, and every call enters six of these.
+    If `translated` returns None, the error stays. This is a class, as a generator costs more CPU, and every call enters
+    six of these contexts.
     """
 
     def __init__(self, translated: Callable[[Exception], Unavailable | None]) -> None:
@@ -113,22 +123,23 @@ def translate_connection_errors() -> AbstractContextManager[None]:
 
 
 def translate_statement_errors() -> AbstractContextManager[None]:
-    """Translate errors of a statement to Unavailable, except a defect of the call."""
+    """Translate errors of a statement to Unavailable, except for a defect of the call."""
     return _STATEMENT
 
 
 def _sqlstate(error: Exception) -> str:
+    """Return the SQLSTATE, empty for an error of the driver or the connection, which has none."""
     return (isinstance(error, asyncpg.PostgresError) and error.sqlstate) or ""
 
 
 def _statement_error(error: Exception) -> Unavailable | None:
+    """Return the Unavailable for an error of a statement, None for a defect of the call."""
     state = _sqlstate(error)
-    # Errors of the driver or the connection have no SQLSTATE: outages.
     if isinstance(error, asyncpg.PostgresError) and kind_of(state) == "defect":
         return None
+    if state == _CANCELLED:
+        return StatementContended(f"PostgreSQL: {describe_connection_error(error)}")
     if isinstance(error, TimeoutError) or state.startswith(_CONTENTION):
-        if state == _CANCELLED:
-            return StatementContended(f"PostgreSQL: {describe_connection_error(error)}")
         why = str(error) or "no answer in the statement's time: the server is overloaded, or a lock blocks it"
         return StatementContended(f"PostgreSQL: {type(error).__name__}: {why}")
     return _as_unavailable(error)
@@ -136,9 +147,9 @@ def _statement_error(error: Exception) -> Unavailable | None:
 
 def _as_unavailable(error: Exception) -> Unavailable:
     state = _sqlstate(error)
-    if state == "25006":  # read-only
+    if state == _READ_ONLY:
         return ReadOnly()
-    if state in _LOST_STATEMENT:  # one text for both, so that it is logged once
+    if state in _LOST_STATEMENT:  # one text for both, so that an outage with both is logged once
         return NeedsOperator(
             f"PostgreSQL: prepared statements are lost (SQLSTATE {' or '.join(_LOST_STATEMENT)})", _POOLER
         )
@@ -152,7 +163,7 @@ _STATEMENT = _Translation(_statement_error)
 
 
 def describe_connection_error(error: Exception) -> str:
-    """Return why PostgreSQL cannot be reached, and what to check."""
+    """Return why PostgreSQL cannot be reached or used, and what to check."""
     state = _sqlstate(error)
     if state.startswith("28"):
         return f"{error} (SQLSTATE {state}); check user and password in {DSN_SETTING}"
@@ -177,5 +188,5 @@ def describe_connection_error(error: Exception) -> str:
 
 
 def located(problem: str, pool: PoolOptions) -> str:
-    """Name server and database in an error."""
+    """Name server and database in the text of an error: `PostgreSQL: …` → `PostgreSQL at HOST:PORT/NAME: …`."""
     return problem.replace("PostgreSQL:", f"PostgreSQL at {pool.where}:", 1)

@@ -1,4 +1,8 @@
-"""Checks of a database before its first use."""
+"""Checks of a database before its first use, and by the health check.
+
+`check_access` is one cheap statement. It also returns the *shape* of the tables, a hash of what the other checks depend
+on, so that `check_database` need not run again until the shape changes.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +25,15 @@ from openapi_tool.kernel.postgres.privileges import EXECUTOR
 from openapi_tool.kernel.postgres.statements import STATEMENTS, Statements
 from openapi_tool.protocol.errors import NeedsOperator
 
+# Needed privileges as rows of SQL: ('select', 'resource.tools'), …
 _NEEDED = ", ".join(
     f"('{privilege}', '{table}')" for grant in EXECUTOR for privilege in grant.privileges for table in grant.tables
 )
 
 _TABLES = tuple(dict.fromkeys(table for grant in EXECUTOR for table in grant.tables))
 
-# What `check_database` and commits depend on, as one text: columns with types and privileges, indexes, privileges on
-# tables, triggers with their functions, constraints.
+# Hash of what `check_database` and commits depend on: columns with types and privileges, indexes, privileges on tables,
+# triggers with their functions, constraints.
 _SHAPE = f"""
 with tables as (select to_regclass(name) as oid from unnest(array{list(_TABLES)}) as name)
 select md5(string_agg(line, ';' order by line)) from (
@@ -48,7 +53,8 @@ select md5(string_agg(line, ';' order by line)) from (
 ) as lines
 """  # noqa: S608 - constants only
 
-# An operator may restrict the role to the columns in use; `check_database` detects a missing one.
+# A privilege counts as present if it is for any column: an operator may grant only the columns in use. If one of these
+# is missing, `check_database` detects that.
 _ACCESS = f"""
 select current_setting('transaction_read_only') = 'on' as read_only, (
     select string_agg(privilege || ' on ' || name, ', ') from (values {_NEEDED}) as needed (privilege, name)
@@ -56,7 +62,7 @@ select current_setting('transaction_read_only') = 'on' as read_only, (
 ) as missing, ({_SHAPE}) as shape
 """  # noqa: S608 - constants only
 
-# Every role may read the catalogue, which distinguishes a missing table from a missing grant.
+# Every role may read the catalogue, which shows whether a table is missing or only a grant.
 _MISSING_TABLES = """
 select string_agg(needed.name, ', ')
 from unnest(array['cards', 'resource.tools', 'resource.project_agents', 'state.agent_inbox', 'state.execution_edges'])
@@ -77,6 +83,7 @@ join pg_catalog.pg_namespace as n on n.oid = c.relnamespace
 where n.nspname = 'state' and c.relname = 'agent_inbox' and a.attnum > 0 and not a.attisdropped
 """
 
+# Unique indexes with their keys and predicates as PostgreSQL prints them.
 _UNIQUE_INDEXES = """
 select
     needed.name,
@@ -86,9 +93,12 @@ from (values ('cards'), ('state.agent_inbox'), ('state.execution_edges')) as nee
 join pg_index as i on i.indrelid = to_regclass(needed.name)
 where i.indisunique and i.indisvalid
 """
+# Tables of $1 of which a policy may hide rows.
 _ROW_SECURITY = """
 select string_agg(name, ', ') from unnest($1::text[]) as name where row_security_active(to_regclass(name))
 """
+# Columns of the tables $1 that must have a value, apart from the columns $2 (`table.column`) that COMMIT writes. Only
+# tables that COMMIT writes count.
 _REQUIRED_COLUMNS = """
 select string_agg(name || '.' || attname, ', ' order by name, attnum)
 from unnest($1::text[]) as name join pg_attribute on attrelid = to_regclass(name)
@@ -98,11 +108,14 @@ where attnum > 0 and attnotnull and not (attisdropped or atthasdef or attidentit
 """
 _MAY_BE_NULL = {"enqueue_mode", "parent_step_id", "tracestate", "target_agent_turn_id"}
 """Columns to which COMMIT may write null."""
-_INSERTS = re.compile(r"insert into (\S+) \(([^)]*)\)")
-_SAMPLE_LOAD = (*("x",) * 5, None, "x", "x")
+
+_INSERTS = re.compile(r"insert into (\S+) \(([^)]*)\)")  # table and columns of an INSERT
+_SAMPLE_LOAD = (*("x",) * 5, None, "x", "x")  # parameters of LOAD
 _WRONG_TYPES = (asyncpg.DataError, asyncpg.DatatypeMismatchError, asyncpg.UndefinedFunctionError)
-_DECORATION = re.compile(r'::"?(?:text|character varying)"?|\bmd5\b|[\s()"]')
-_NOT_NULL = "tool_call_idISNOTNULLAND"  # without its white space
+
+# What `unique_index` removes from an index as PostgreSQL prints it.
+_DECORATION = re.compile(r'::"?(?:text|character varying)"?|\bmd5\b|[\s()"]')  # casts, hashes, white space, brackets
+_NOT_NULL = "tool_call_idISNOTNULLAND"  # implied by the rest of the predicate; without its white space
 _HASHED = {"tool_call_id", "correlation_id"}  # columns that the kernel's indexes hash
 
 
@@ -120,7 +133,7 @@ class UniqueIndex(NamedTuple):
         return f"{self.table} ({', '.join(keys)}){where}"
 
 
-# Without these a call could get two results. Compared by columns: the kernel may choose any names.
+# Without these a call could get two results. They are found by their columns, as the kernel may give them any names.
 NEEDED_INDEXES = (
     UniqueIndex("cards", frozenset({"tenant_id", "tool_call_id"}), "metadata->>'type'='tool.result'"),
     UniqueIndex("state.agent_inbox", frozenset({"project_id", "message_type", "correlation_id"})),
@@ -134,15 +147,21 @@ async def check_access(connection: asyncpg.Connection, timeout_s: float | None =
     `check_database` passes again as long as the shape is the same. Raises Unavailable.
     """
     row = await connection.fetchrow(_ACCESS, timeout=timeout_s)
-    if row["missing"] and (absent := await connection.fetchval(_MISSING_TABLES, timeout=timeout_s)):
-        raise NeedsOperator(f"PostgreSQL: missing: table {absent}", RUN_MIGRATIONS)
-    if row["missing"] and await connection.fetchval("select to_regclass('cards') is null", timeout=timeout_s):
-        raise NeedsOperator("PostgreSQL: the search_path of the role does not find the table cards", SET_SEARCH_PATH)
     if row["missing"]:
-        raise NeedsOperator(f"PostgreSQL: missing: {row['missing']}", GRANT_PRIVILEGES)
+        raise await _reason_of_missing(connection, row["missing"], timeout_s)
     if row["read_only"]:
         raise ReadOnly
     return str(row["shape"])
+
+
+async def _reason_of_missing(connection: asyncpg.Connection, privileges: str, timeout_s: float | None) -> NeedsOperator:
+    """Return the error of missing privileges: a table is missing, or is not found, or only the grants are missing."""
+    absent = await connection.fetchval(_MISSING_TABLES, timeout=timeout_s)
+    if absent:
+        return NeedsOperator(f"PostgreSQL: missing: table {absent}", RUN_MIGRATIONS)
+    if await connection.fetchval("select to_regclass('cards') is null", timeout=timeout_s):
+        return NeedsOperator("PostgreSQL: the search_path of the role does not find the table cards", SET_SEARCH_PATH)
+    return NeedsOperator(f"PostgreSQL: missing: {privileges}", GRANT_PRIVILEGES)
 
 
 async def check_database(connection: asyncpg.Connection, statements: Statements, timeout_s: float | None = None) -> str:
@@ -154,12 +173,12 @@ async def check_database(connection: asyncpg.Connection, statements: Statements,
     try:
         await _explain(connection, statements.LOAD, _SAMPLE_LOAD, timeout_s)
         await _explain(connection, statements.COMMIT, statements.SAMPLE_COMMIT, timeout_s)
-    except _WRONG_TYPES as error:  # of the driver, which encodes a value by its column's type
+    except _WRONG_TYPES as error:  # the driver encodes a sample value by its column's type
         raise NeedsOperator(f"PostgreSQL: a column has another type: {error}", RUN_MIGRATIONS) from error
     except asyncpg.UndefinedColumnError:
         await refuse_other_version(connection, statements, timeout_s)
         raise
-    except asyncpg.InvalidColumnReferenceError:  # of `on conflict`: named better below
+    except asyncpg.InvalidColumnReferenceError:  # an `on conflict` finds no unique index; the message below names it
         if not missing:
             raise
     if missing:
@@ -176,8 +195,9 @@ async def _explain(
 ) -> None:
     """Plan a statement and check its privileges, without running it, as on a new connection.
 
-    A cached statement would keep the types that it was prepared with. It has no name, and a transaction around it,
-    because of poolers in transaction mode.
+    The statement is not cached: a cached one would keep the types with which it was prepared. It has no name, and a
+    transaction around it, because of poolers in transaction mode, which may use another connection for each
+    transaction.
     """
     async with connection.transaction():
         planned = await connection.prepare(f"explain {statement}", name="", timeout=timeout_s)
@@ -191,7 +211,7 @@ async def _check_required_columns(
     inserts: dict[str, set[str]] = {}
     for table, columns in _INSERTS.findall(statements.COMMIT):
         given = set(columns.replace(",", " ").split()) - _MAY_BE_NULL
-        inserts[table] = inserts.get(table, given) & given  # there are two for cards
+        inserts[table] = inserts.get(table, given) & given  # of two inserts into cards, the columns that both write
     written = [f"{table}.{column}" for table, columns in inserts.items() for column in columns]
     required = await connection.fetchval(_REQUIRED_COLUMNS, list(_TABLES), written, timeout=timeout_s)
     if required:
@@ -213,6 +233,10 @@ async def refuse_other_version(
 
 
 def unique_index(table: str, keys: Iterable[str], predicate: str) -> UniqueIndex:
-    """Normalize an index as printed by PostgreSQL: without casts, hashes, brackets and implied NOT NULL."""
-    columns, where = (_DECORATION.sub("", key) for key in keys), _DECORATION.sub("", predicate)
-    return UniqueIndex(table, frozenset(columns), where.removeprefix(_NOT_NULL))
+    """Return an index as PostgreSQL prints it, without casts, hashes, brackets and implied NOT NULL.
+
+    For example, the key `md5((tool_call_id)::text)` becomes `tool_call_id`.
+    """
+    columns = frozenset(_DECORATION.sub("", key) for key in keys)
+    where = _DECORATION.sub("", predicate).removeprefix(_NOT_NULL)
+    return UniqueIndex(table, columns, where)

@@ -1,7 +1,21 @@
 """SQL that loads a call, and its rows as records, for all protocol versions (protocol sections 3, 4, 6).
 
-LOAD, which the module of each version builds from these parts, reads everything about a call, joined to the single row
-`one`. Its parameters, those of `call_values`, may be null.
+The module of each version builds the statement LOAD from these parts. It reads everything about a call as one row: the
+parts are joined to the single row `one`, each under a short alias:
+
+| alias | what |
+| --- | --- |
+| `c` | the tool.call card |
+| `k` | the call's ids: those of the command, else those of the card |
+| `t` | the definition |
+| `a` | the agent's row in the roster |
+| `e` | the request edge |
+| `r` | an earlier result card |
+| `reported` | the inbox row of that result |
+
+The parameters, which `call_values` returns, may be null: $1 project, $2 card, $3 tool call, $4 agent, $5 turn, $6 the
+version's own, $7 the tool's name, $8 the same name unmangled (`unmangled`: with dots where a model provider made `__`
+of them).
 """
 
 from __future__ import annotations
@@ -32,15 +46,17 @@ from openapi_tool.protocol.records import (
 from openapi_tool.tools.bounds import MAX_ROW_BYTES
 from openapi_tool.tools.tool_names import unmangled
 
-_MAX_STORED_BYTES = 256 * 1024  # of an earlier result, in its stored (compressed) form
+_MAX_STORED_BYTES = 256 * 1024  # of an earlier result that is read, in its stored (compressed) form
 
-_MAX_ID_CHARS = MAX_HEADER_BYTES  # of a call id, which a command may name in a header
+_MAX_ID_CHARS = MAX_HEADER_BYTES  # of a call id that is read; a command may name the id in a header
 
-_MAX_CARDS = 20  # of a call id, one of them the tool.call card; the kernel writes two
-_MAX_EDGES = 100  # of a call, of which the oldest is used; the kernel writes two
+# Rows that are searched; of each the kernel writes two for a call.
+_MAX_CARDS = 20  # cards with a call id, for the tool.call card among them
+_MAX_EDGES = 100  # request edges of a call, for the oldest one
 
 
 def _call_card(source: str) -> str:
+    """Return the SQL that reads cards of `source`, without columns that are too large."""
     return f"""
     select
         card_id, left(tool_call_id, {_MAX_ID_CHARS}) as tool_call_id,
@@ -56,7 +72,7 @@ def _call_card(source: str) -> str:
 """  # noqa: S608 - constants only
 
 
-# The tool.call card is the one with that type in its metadata. It is searched among a few cards only: the kernel writes
+# Cards in which the tool.call card is searched, if the command does not name it. Only a few are read: the kernel writes
 # two for an id, but a hostile project can write thousands.
 _CARDS_OF_ID = f"""(
         select card_id, tool_call_id, content, metadata from cards
@@ -64,10 +80,15 @@ _CARDS_OF_ID = f"""(
         limit {_MAX_CARDS}
     ) as cards"""  # noqa: S608 - constants only
 
-# The limit is for the sum of both columns' texts. Their jsonb, which is cheaper to measure, is checked first. Compared
-# with its text it is largest for a small number: 12 bytes for "0, ". So it has at most four times the bytes of the
-# text. If each column has at most MAX_VALUES (2,000) values (tools/bounds), it has at most 2 * 2,000 * 9 bytes more:
-# less than 64 kB.
+# The jsonb of a value is largest compared with its text for a small number: 12 bytes instead of the 3 of "0, ". The
+# limits for jsonb follow from that and from MAX_ROW_BYTES, the limit for the texts of both columns together: - A column
+# has at most four times the bytes of its text. - A valid definition has at most 2,000 values in each column (MAX_VALUES
+# in tools/bounds). So both columns have at most   2 * 2,000 * (12 - 3) = 36,000 bytes more than their texts.
+_MAX_COLUMN_BYTES = 4 * MAX_ROW_BYTES
+_MAX_COLUMNS_BYTES = MAX_ROW_BYTES + 64 * 1024
+
+# `fits` says whether the texts of `parameters` and `options` are small enough to be read; null if Python cannot read a
+# number in them. Their jsonb is cheaper to measure, so it is checked first.
 _DEFINITION = f"""
     select
         tool_name, left(after_execution, 16) as after_execution, measured.fits,
@@ -77,9 +98,9 @@ _DEFINITION = f"""
     from resource.tools
     cross join lateral (
         select case
-            when pg_column_size(parameters) + pg_column_size(options) > {MAX_ROW_BYTES + 65_536} then false
-            when not {is_small("parameters")} and {uncompressed_bytes("parameters")} > {4 * MAX_ROW_BYTES} then false
-            when not {is_small("options")} and {uncompressed_bytes("options")} > {4 * MAX_ROW_BYTES} then false
+            when pg_column_size(parameters) + pg_column_size(options) > {_MAX_COLUMNS_BYTES} then false
+            when not {is_small("parameters")} and {uncompressed_bytes("parameters")} > {_MAX_COLUMN_BYTES} then false
+            when not {is_small("options")} and {uncompressed_bytes("options")} > {_MAX_COLUMN_BYTES} then false
             when not {is_small("parameters")} and {has_large_number("parameters")} then null
             when not {is_small("options")} and {has_large_number("options")} then null
             when {has_many_long_numbers()} then false
@@ -88,11 +109,11 @@ _DEFINITION = f"""
     ) as measured
 """  # noqa: S608 - constants only
 
-# The content of an earlier result is read only to complete its missing report.
+# The content of an earlier result is needed only to complete its missing report.
 _READS_CONTENT = f"reported.inbox_id is null and pg_column_size(content) <= {_MAX_STORED_BYTES}"
 
-# `limit 1`, even if a key is unique, makes each subquery an index look-up. Else a plan made while a table is small
-# joins all rows of the project, and a session keeps its plan while the table grows.
+# Each subquery has `limit 1`, even if its key is unique: that makes it an index look-up. Without the limit, a plan that
+# is made while a table is small joins all rows of the project, and a session keeps its plan while the table grows.
 CALL = f"""
 left join lateral (
     {_call_card("cards")}
@@ -123,9 +144,7 @@ left join lateral (
     limit 1
 ) as a on true
 """  # noqa: S608 - constants only
-"""Joins of LOAD: card `c`, ids `k` (the command's, else those of a tool.call card), definition `t`, roster row `a`.
-
-$7 is the tool's name in the command, $8 the same with dots where a model provider made `__` of them."""
+"""Joins of LOAD that find the call: `c`, `k`, `t` and `a`."""
 
 _REQUEST_EDGE = f"""
 left join lateral (
@@ -156,10 +175,10 @@ left join lateral (
 
 
 def joins_of_written_rows(context_headers: str) -> str:
-    """Return the joins of LOAD of what was written: request edge `e`, tool_result row `reported`, earlier result `r`.
+    """Return the joins of LOAD that find what was written for the call: `e`, `reported` and `r`.
 
-    `context_headers` is the SQL of the headers of `reported`. All compare the hash, which the kernel's indexes are on;
-    those of `reported` and `r` are unique, so the id need not be compared.
+    `context_headers` is the SQL of the headers of `reported`. All joins compare the hash of the call's id, which the
+    kernel's indexes are on. The indexes of `reported` and `r` are unique, so there the id itself is not compared.
     """
     return f"""{_REQUEST_EDGE}
 left join lateral (
@@ -181,12 +200,12 @@ COLUMNS = f"""\
     r.deleted_at is not null as result_deleted, r.of_call as result_of_call,
     reported.inbox_id as reported_inbox_id, reported.status as report_status,
     reported.context_headers as report_headers, current_setting('transaction_read_only') = 'on' as read_only"""
-"""Columns of LOAD. The store discards a `read_only` load: a standby may lag, so a row that is missing there proves
-nothing."""
+"""Columns of LOAD. The store discards what it read in a `read_only` database: this may be a standby, which lags, so a
+row that is missing there proves nothing."""
 
 
 def call_values(command: Command, own: object) -> tuple[Any, ...]:
-    """Return the parameters of LOAD; `own`, $6, is the version's own: the epoch in v1r4, the channel in v1r3."""
+    """Return the parameters of LOAD; `own` is the version's own: the epoch in v1r4, the channel in v1r3."""
     identity, tool_name = command.identity, command.tool_name
     return (
         identity.project_id,
@@ -207,7 +226,7 @@ def call_records(row: Mapping[str, Any], waiting_turn: WaitingTurnRecord | None 
         definition=_tool(row),
         worker_target=row["worker_target"],
         waiting_turn=waiting_turn,
-        request_edge=None if row["edge_id"] is None else RequestEdgeRecord(row["edge_id"], row["recursion_depth"]),
+        request_edge=_request_edge(row),
         earlier=_earlier(row),
         reported_inbox_id=row["reported_inbox_id"],
     )
@@ -228,15 +247,21 @@ def _card(row: Mapping[str, Any]) -> CardRecord | None:
 def _tool(row: Mapping[str, Any]) -> DefinitionRecord | None:
     if row["tool_name"] is None:
         return None
-    parameters, options, oversized = row["parameters"], row["options"], row["tool_fits"] is False
+    parameters, options = row["parameters"], row["options"]
+    oversized = row["tool_fits"] is False
+    lacks_column = parameters is None or options is None  # although both are stored, as objects: Python refuses one
     return DefinitionRecord(
         tool_name=row["tool_name"],
         after_execution=row["after_execution"],
         parameters=parameters,
         options=options,
         oversized=oversized,
-        unreadable=not oversized and row["tool_objects"] and (parameters is None or options is None),
+        unreadable=not oversized and row["tool_objects"] and lacks_column,
     )
+
+
+def _request_edge(row: Mapping[str, Any]) -> RequestEdgeRecord | None:
+    return None if row["edge_id"] is None else RequestEdgeRecord(row["edge_id"], row["recursion_depth"])
 
 
 def _earlier(row: Mapping[str, Any]) -> EarlierResult | None:

@@ -1,9 +1,10 @@
-"""SQL of single look-ups beside load and commit."""
+"""SQL of single look-ups, beside the statements of load and commit."""
 
 from __future__ import annotations
 
 from openapi_tool.kernel.postgres.newest_rows import NEWEST_ROWS
 
+# Parameters: project, tool call id. The kernel's index is on the hash of the id, so the condition compares both.
 HAS_RESULT = """
 select exists (
     select from cards
@@ -12,7 +13,8 @@ select exists (
 )
 """
 
-# Uses the index of turn, step and type; `limit` bounds the cost of a step with very many calls.
+# Parameters: project, turn, step. Uses the index on turn, step and type; `limit` bounds the cost of a step with very
+# many calls.
 LAST_RESULT_AGE = f"""
 select extract(epoch from now() - max(created_at))::float8 from (
     select created_at from cards
@@ -22,6 +24,7 @@ select extract(epoch from now() - max(created_at))::float8 from (
 ) as results
 """  # noqa: S608 - constants only
 
+# Parameters: project, agent, card, first character (from 0 on), number of characters.
 ARTIFACT = """
 select
     (metadata ->> 'chars')::int as chars, metadata ->> 'sha256' as sha256, metadata -> 'items' as items,

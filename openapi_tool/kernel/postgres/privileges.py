@@ -1,15 +1,15 @@
-"""Privileges of the database role."""
+"""Privileges that a database role needs, and the GRANT statements for them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
-_MAX_NAME_BYTES = 63
+_MAX_NAME_BYTES = 63  # PostgreSQL cuts off longer names
 
 
 class Grant(NamedTuple):
-    """Privileges on tables."""
+    """The same privileges on several tables."""
 
     privileges: tuple[str, ...]
     tables: tuple[str, ...]
@@ -19,22 +19,27 @@ EXECUTOR = (
     Grant(("select",), ("resource.tools", "resource.project_agents")),
     Grant(("select", "insert"), ("cards", "state.agent_inbox", "state.execution_edges")),
 )
+"""Privileges of `openapi-tool serve`."""
+
 REGISTRATION = (
     Grant(("select",), ("public.projects",)),
     Grant(("insert", "update", "delete"), ("resource.tools",)),
 )
-INSPECT = Grant(("select",), ("cards", "state.agent_inbox", "state.execution_edges"))
-USAGE = Grant(("select",), ("cards", "state.agent_inbox"))
+"""Privileges that `openapi-tool tools` needs beside EXECUTOR, to register tools."""
+
+INSPECT = Grant(("select",), ("cards", "state.agent_inbox", "state.execution_edges"))  # of `openapi-tool inspect`
+USAGE = Grant(("select",), ("cards", "state.agent_inbox"))  # of `openapi-tool usage`
 
 
 def reader_grants(role: str, grant: Grant) -> list[str]:
-    """Return the GRANT statements for a command that only reads. Raises ValueError."""
+    """Return the GRANT statements for a command that only reads. Raises ValueError as `grant_statements` does."""
     return _grants(role, "public, state", (grant,))
 
 
 def grant_statements(role: str, *, registration: bool = False) -> list[str]:
     """Return the GRANT statements for the executor's role. Raises ValueError for a name that no role can have."""
-    return _grants(role, "public, resource, state", (*EXECUTOR, *REGISTRATION) if registration else EXECUTOR)
+    grants = (*EXECUTOR, *REGISTRATION) if registration else EXECUTOR
+    return _grants(role, "public, resource, state", grants)
 
 
 def _grants(role: str, schemas: str, grants: Iterable[Grant]) -> list[str]:
@@ -46,9 +51,9 @@ def _grants(role: str, schemas: str, grants: Iterable[Grant]) -> list[str]:
 
 
 def quoted_role(role: str) -> str:
-    """Return a role's name as a quoted SQL identifier. Raises ValueError for one that is too long or a keyword.
+    """Return a role's name as a quoted SQL identifier. Raises ValueError for a name that is too long or a keyword.
 
-    A grant to `public` would be one to everybody.
+    A grant to `public` would be a grant to everybody.
     """
     if role in ("public", "none"):
         raise ValueError(f"{role!r} cannot be a role's name: PostgreSQL reads it as a keyword, even in quotes")

@@ -1,4 +1,4 @@
-"""Rows of calls, for the command line."""
+"""Queries of the command line: rows of one call, for `inspect`, and sums over calls, for `usage` and `budgets`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from openapi_tool.kernel.postgres.statements import STATEMENTS
 from openapi_tool.kernel.postgres.usage_keys import By
 from openapi_tool.options.postgres import PoolOptions
 
-_TIMEOUT_S, _USAGE_TIMEOUT_S = 10.0, 60.0
+_TIMEOUT_S = 10.0  # to connect, and of a query of one call
+_USAGE_TIMEOUT_S = 60.0  # of a query over many calls
 
 # The kernel's index is on the hash of the id, so conditions on it compare both.
 _EDGES = """
@@ -72,9 +73,9 @@ async def call_rows(pool: PoolOptions, project_id: str, tool_call_id: str) -> Ca
     return CallRows(*([dict(row) for row in rows] for rows in results))
 
 
-MAX_ROWS = 1_000
+MAX_ROWS = 1_000  # of a table of usage
 
-
+# Expressions by which rows are grouped.
 _KEYS = {
     By.TOOL: "function_name",
     By.AGENT: "agent_id",
@@ -83,8 +84,9 @@ _KEYS = {
     By.ERROR: "error_code",
 }
 
-# Metadata with `truncated` are those of a successful text result, and have all figures: `output` is then null, so that
-# no large content is read. A field that a card of an earlier version lacks is null, not 0.
+# `tool_output` is in the card's metadata, `output` is its content. If `tool_output` has the member `truncated`, it has
+# all figures of the result. Then `output` is null, so that no large content is read. A figure that a card of an earlier
+# version lacks is null, not 0.
 _CALLS = """
 with calls as materialized (
     select tool_call_id, created_at, metadata ->> 'function_name' as function_name,
@@ -134,7 +136,7 @@ def _number(value: str) -> str:
 
 
 def statement(by: By) -> str:
-    """Return the query; its parameters are project, a range of card ids, actor id, limit of rows."""
+    """Return the query for `usage`; its parameters: project, first card id, card id after the last, actor id, limit."""
     return _CALLS.format(
         key=_KEYS[by],
         agent=_AGENT if by is By.AGENT else "null::text",
@@ -154,7 +156,7 @@ def first_card_id(moment: datetime) -> str:
 async def usage(
     pool: PoolOptions, project_id: str, since: datetime, until: datetime, actor_id: str, by: By
 ) -> list[dict[str, Any]]:
-    """Return a total row, then at most `MAX_ROWS` rows grouped by `by`: days ascending, others by tokens.
+    """Return a row with the total, then at most `MAX_ROWS` rows grouped by `by`: days ascending, others by tokens.
 
     A figure is None where no card records it. Raises Unavailable, also for a database of another version.
     """
@@ -171,6 +173,6 @@ async def reported(
     async with _connected(pool, _USAGE_TIMEOUT_S) as connection:
         for since, until in spans:
             values = (project_id, first_card_id(since), first_card_id(until), actor_id, 1)
-            [total] = await connection.fetch(statement(By.TOOL), *values)
+            [total] = await connection.fetch(statement(By.TOOL), *values)  # the limit 1 leaves the row with the total
             found.append((total["requests"] or 0, total["tokens"] or 0))
     return found

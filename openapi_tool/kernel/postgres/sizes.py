@@ -1,26 +1,32 @@
-"""SQL that measures a column before it is read."""
+"""SQL that measures a jsonb column before it is read, so that a huge value takes no memory here.
+
+`pg_column_size` is the stored, possibly compressed size, and costs nothing. The text may be larger by far, and to make
+it costs time in PostgreSQL. So each condition begins with the cheap measures.
+"""
 
 from __future__ import annotations
 
 from openapi_tool.tools.bounds import MAX_ROW_BYTES
 
 MAX_HEADER_BYTES = 64 * 1024
-"""Limit of a turn's headers and of a card's metadata; NATS allows no more in headers."""
+"""Limit of a turn's headers and of a card's metadata. NATS allows no more in headers."""
 
 MAX_NAME_CHARS = 4_096
 """Limit of a value that becomes a token of a subject or is compared with a name."""
 
-_SMALL_BYTES = 1_024
+_SMALL_BYTES = 1_024  # stored size up to which a value is small (`is_small`)
+
 _MAX_UNCOUNTED_BYTES = 16_384
-"""Uncompressed size up to which long numbers are not counted, as the text of so little has at most 28 MB."""
+"""Uncompressed size up to which long numbers are not counted: the text of such a value has at most 28 MB."""
+
 _MAX_DIGITS = 4_300  # Python refuses longer integers
-_LONG_DIGITS = 500  # of a number that is counted against the size of a definition
+_LONG_DIGITS = 500  # digits from which on a number is counted as long
 
 
 def fits(column: str, max_bytes: int) -> str:
     """Return the SQL condition that a jsonb column's text has at most `max_bytes` bytes; null if Python cannot read it.
 
-    Columns are measured before they are read: 24 concurrent calls with 30 MB each took 1 GB of memory in the executor.
+    Without it 24 concurrent calls with 30 MB each took 1 GB of memory in the executor.
     """
     text_fits = f"octet_length({column}::text) <= {max_bytes}"
     return (
@@ -31,15 +37,19 @@ def fits(column: str, max_bytes: int) -> str:
 
 
 def is_small(column: str) -> str:
-    """Return the SQL condition that a value's text has at most 13 MB, which PostgreSQL measures in 50 ms.
+    """Return the SQL condition that a value has at most _SMALL_BYTES, uncompressed: its text can be measured at once.
 
-    1,024 bytes of jsonb hold at most a hundred numbers such as 1e131071, of 131 kB of text each.
+    1,024 bytes of jsonb hold at most a hundred numbers such as 1e131071, of 131 kB of text each. These are 13 MB, which
+    PostgreSQL measures in 50 ms.
     """
     return f"(pg_column_compression({column}) is null and pg_column_size({column}) <= {_SMALL_BYTES})"
 
 
 def uncompressed_bytes(column: str) -> str:
-    """Return the SQL of a value's size; the query makes an uncompressed copy, up to 250 times the stored size."""
+    """Return the SQL of a value's uncompressed size.
+
+    PostgreSQL makes an uncompressed copy for that, which may have 250 times the stored size.
+    """
     return f"pg_column_size(jsonb_path_query_first({column}, 'strict $'))"
 
 
@@ -50,9 +60,10 @@ def has_large_number(column: str) -> str:
 
 
 def has_many_long_numbers() -> str:
-    """Return the SQL condition that numbers alone take more than MAX_ROW_BYTES bytes of text.
+    """Return the SQL condition that the long numbers of a definition alone take more than MAX_ROW_BYTES bytes of text.
 
-    A number that another program than the kernel wrote can have 16,383 decimal places.
+    A number that another program than the kernel wrote can have 16,383 decimal places. Numbers of at least _LONG_DIGITS
+    digits are counted, each as _LONG_DIGITS bytes.
     """
     columns = ("parameters", "options")
     numbers = " || ".join(

@@ -1,4 +1,4 @@
-"""The SQL of each protocol version, and its interface."""
+"""The SQL of each protocol version, by version, and the interface of the modules that contain it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,21 @@ from openapi_tool.protocol.report import Report
 
 
 class Statements(Protocol):
-    """Module with the SQL of one version; only its `state.agent_inbox` has the column `INBOX_COLUMN`."""
+    """Module with the SQL of one version."""
 
     VERSION: str
     INBOX_COLUMN: str
+    """Column of `state.agent_inbox` that no other version has, by which `inspection` tells databases apart."""
     LOAD: str
+    """Reads everything about a call, as one row (`load.py`)."""
     COMMIT: str
+    """Writes all rows of a result (`commit.py`)."""
     REPORT: str
+    """Writes inbox row and edge of an existing result card (`commit.py`)."""
     SAMPLE_COMMIT: tuple[Any, ...]
-    """Parameters of COMMIT, each of the type that its column must have."""
+    """Sample parameters of COMMIT, each of the type that its column must have."""
     TIMELINE: str
+    """Reads the inbox rows of a call, for `openapi-tool inspect`."""
 
     def call_values(self, command: Command) -> tuple[Any, ...]:
         """Return the parameters of LOAD."""
@@ -31,7 +36,7 @@ class Statements(Protocol):
         """Return the records in a row of LOAD."""
 
     def report_values(self, card_id: str, report: Report, mode: Mode, quiet_s: float | None) -> tuple[Any, ...]:
-        """Return the parameters of REPORT, the first ones of COMMIT."""
+        """Return the parameters of REPORT, which are also the first ones of COMMIT."""
 
 
 STATEMENTS: Mapping[str, Statements] = {v1r4.VERSION: v1r4, v1r3.VERSION: v1r3}

@@ -1,4 +1,4 @@
-"""Stored definitions in the kernel's database."""
+"""Stored definitions in the kernel's database, as `openapi-tool tools` reads and writes them (table resource.tools)."""
 
 from __future__ import annotations
 
@@ -27,16 +27,21 @@ from openapi_tool.tools.registry import (
 )
 from openapi_tool.tools.tool_names import RESERVED_NAMES
 
-_CONNECTIONS = 4
-_MAX_JSON_BYTES = 1_000_000
-# A larger column is replaced by a text such as `1234567 bytes as stored: too large to show`.
-_COLUMNS_IN_BOUNDS = ", ".join(
-    f"case when {fits(name, _MAX_JSON_BYTES)} then {name} "
-    f"else to_jsonb(format('%s{TOO_LARGE}', pg_column_size({name}))) end as {name}"
-    if name in ("parameters", "options")
-    else name
-    for name in COLUMNS
-)
+_CONNECTIONS = 4  # most connections of a command
+_MAX_JSON_BYTES = 1_000_000  # of `parameters`, and of `options`, as text
+
+
+def _in_bounds(column: str) -> str:
+    """Return the SQL of a column; instead of JSON that is too large, a text: `1234567 bytes as stored: too large …`."""
+    if column not in ("parameters", "options"):
+        return column
+    return (
+        f"case when {fits(column, _MAX_JSON_BYTES)} then {column} "
+        f"else to_jsonb(format('%s{TOO_LARGE}', pg_column_size({column}))) end as {column}"
+    )
+
+
+_COLUMNS_IN_BOUNDS = ", ".join(map(_in_bounds, COLUMNS))
 _SELECT = f"select {_COLUMNS_IN_BOUNDS} from resource.tools where project_id = $1"  # noqa: S608 - constants only
 _UPSERT = """
 insert into resource.tools
@@ -51,7 +56,7 @@ _DELETE = "delete from resource.tools where project_id = $1 and tool_name = $2 r
 
 
 class ToolRows:
-    """Tool definitions in the kernel's database."""
+    """Tool definitions in the kernel's database. A definition is a row of resource.tools, as a dict by column."""
 
     def __init__(self, pool: asyncpg.Pool) -> None:
         self._pool = pool
@@ -87,7 +92,10 @@ class ToolRows:
         return await self.definitions(project_id)
 
     async def definitions(self, project_id: str) -> list[dict[str, Any]]:
-        """Return the definitions, none for an unknown project: the executor's role may not read `projects`."""
+        """Return the definitions, none for an unknown project. Raises RegistryError.
+
+        Unlike `rows` it needs no privilege on the table `projects`, which the executor's role has not.
+        """
         with _translate_errors():
             return [stored_row(row) for row in await self._pool.fetch(f"{_SELECT} order by tool_name", project_id)]
 
@@ -99,8 +107,8 @@ class ToolRows:
         return stored_row(row) if row else None
 
     async def put(self, project_id: str, row: Mapping[str, Any]) -> None:
-        """Create or replace a definition. Raises RegistryError."""
-        self._check_name(row["tool_name"])
+        """Create or replace a definition. Raises RegistryError, also for an unknown project."""
+        _check_name(row["tool_name"])
         if row["parameters"] is None or row["options"] is None:
             raise RegistryError("parameters and options must be objects")
         with _translate_errors():
@@ -110,11 +118,11 @@ class ToolRows:
 
     async def delete(self, project_id: str, tool_name: str) -> bool:
         """Delete a definition; return False if there was none. Raises RegistryError."""
-        self._check_name(tool_name)
+        _check_name(tool_name)
         row = await self.row(project_id, tool_name)
         if row is None:
             return False
-        if ".cmd.tool." not in (row["target_subject"] or ""):
+        if ".cmd.tool." not in (row["target_subject"] or ""):  # the kernel runs it itself
             raise RegistryError(f"bad_request: {tool_name!r} is one of the kernel's own tools and cannot be deleted")
         with _translate_errors():
             return await self._pool.fetchval(_DELETE, project_id, tool_name) is not None
@@ -124,9 +132,10 @@ class ToolRows:
         if not exists:
             raise _no_such_project(project_id)
 
-    def _check_name(self, tool_name: str) -> None:
-        if tool_name in RESERVED_NAMES:
-            raise RegistryError(f"bad_request: the name {tool_name!r} is reserved by the kernel")
+
+def _check_name(tool_name: str) -> None:
+    if tool_name in RESERVED_NAMES:
+        raise RegistryError(f"bad_request: the name {tool_name!r} is reserved by the kernel")
 
 
 def _no_such_project(project_id: str) -> NoSuchProject:
@@ -135,6 +144,7 @@ def _no_such_project(project_id: str) -> NoSuchProject:
 
 @contextmanager
 def _translate_errors() -> Iterator[None]:
+    """Raise RegistryError for an error of the database, RegistryUnreachable if it does not answer."""
     try:
         yield
     except (OSError, asyncpg.InvalidAuthorizationSpecificationError, asyncpg.CannotConnectNowError) as error:

@@ -1,4 +1,4 @@
-"""What the usage of stored calls can be summed up by."""
+"""Keys of `openapi-tool usage`; a module of its own, as the command line imports no driver for its options."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class By(StrEnum):
-    """Keys to sum up usage by."""
+    """What the usage of stored calls can be summed up by."""
 
     TOOL = "tool"
     AGENT = "agent"

@@ -14,10 +14,10 @@ from openapi_tool.protocol.command import Command
 from openapi_tool.protocol.report import Report
 
 VERSION = "v1r3"
-INBOX_COLUMN = "traceparent"  # only v1r3 has it: `inspection` tells versions apart by it
+INBOX_COLUMN = "traceparent"
 
-# An inbox row has neither channel nor headers, so those that the doorbell of an earlier report needs are built here; $6
-# is the command's channel.
+# The doorbell of an earlier report needs headers. In this version an inbox row has none, so they are built from its
+# columns; the channel, which it lacks, is that of the command ($6).
 _HEADERS = f"""jsonb_build_object(
         '{header.CHANNEL}', $6::text, '{header.AGENT}', agent_id, '{header.DEPTH}', recursion_depth,
         '{header.TRACEPARENT}', left(traceparent, 256),
@@ -38,7 +38,8 @@ where project_id = $1 and message_type = 'tool_result' and md5(correlation_id) =
 order by created_at limit 10
 """
 
-# A missing request edge is added. Another transaction may add it at the same time: then the unique index decides.
+# In this version the call may lack its request edge, which is then added. Another transaction may add it at the same
+# time: then the unique index decides.
 _INBOX = """
 request as (
     insert into state.execution_edges (
@@ -66,9 +67,8 @@ request as (
 )
 """
 
-# There is no row of the waiting turn that could have been deleted since the load.
-# A row's turn is in its payload; a large one, which no worker writes, is not read. There are no anchor rows: the
-# commands of a step (`parent_step_id`) have cards.
+# The first part finds unread results of the turn. A row's turn is in its payload; a large payload, which no worker
+# writes, is not read. The second part finds other commands of the step (`parent_step_id`), by their cards.
 _BUSY = f"""exists (
             select from (
                 select message_type, status, correlation_id, created_at,
@@ -87,7 +87,10 @@ _BUSY = f"""exists (
                 and {SENT_LATELY}
         )"""  # noqa: S608 - constants only
 
-COMMIT, REPORT = commit_and_report(_INBOX, "true", "null", _BUSY, own_parameters=("traceparent", "tracestate"))
+# A report is accepted in any case: there is no row of the waiting turn that could have been deleted since the load.
+COMMIT, REPORT = commit_and_report(
+    _INBOX, accepted="true", edge_turn="null", busy=_BUSY, own_parameters=("traceparent", "tracestate")
+)
 SAMPLE_COMMIT = commit.sample_commit("x", "x")
 
 call_records = load.call_records

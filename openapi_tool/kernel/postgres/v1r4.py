@@ -16,11 +16,13 @@ from openapi_tool.protocol.records import CallRecords, WaitingTurnRecord
 from openapi_tool.protocol.report import Report
 
 VERSION = "v1r4"
-INBOX_COLUMN = "context_headers"  # only v1r4 has it
+INBOX_COLUMN = "context_headers"
 
+# Headers of the row that reports an earlier result; empty if they are too large.
 _HEADERS = f"case when {fits('context_headers', MAX_HEADER_BYTES)} then context_headers else '{{}}' end"
 
-# The call's anchor row describes the waiting turn, else the turn's newest row. $6 is the epoch, 0 if it is unknown.
+# The row that describes the waiting turn is the call's anchor row (`anchor`), which the kernel writes with the command.
+# Without one it is the turn's newest row (`turn`). $6 is the command's epoch, 0 if it is unknown.
 LOAD = f"""
 select
 {COLUMNS},
@@ -80,17 +82,19 @@ inbox as (
 )
 """
 
-# Turn or request edge may have been deleted since the load.
+# The row of the waiting turn, or the request edge, may have been deleted since the load.
 _ACCEPTED = """
     exists (select from state.agent_inbox where inbox_id = :waiting_inbox_id and project_id = :project_id)
     and exists (select from state.execution_edges where edge_id = :request_edge_id and project_id = :project_id)
 """
 
 _STEP_S = 60
-"""More seconds than there are between the anchor rows of a step."""
+"""Upper bound in seconds of the time between the first and the last command of a step; in fact they are seconds
+apart."""
 
-# The kernel writes an anchor row right before it sends a command. Those of a step have its epoch, and are at most
-# seconds apart.
+# Among the newest rows of the agent, the first condition finds unread results of the turn, the second one other
+# commands of the step. The kernel writes an anchor row right before it sends a command, and all anchor rows of a step
+# have the same epoch.
 _BUSY = f"""exists (
             select from (
                 select message_type, correlation_id, agent_turn_id, turn_epoch, status, next_retry_at, created_at
@@ -110,7 +114,11 @@ _BUSY = f"""exists (
         )"""  # noqa: S608 - constants only
 
 COMMIT, REPORT = commit_and_report(
-    _INBOX, _ACCEPTED, ":agent_turn_id", _BUSY, own_parameters=("turn_epoch", "context_headers", "waiting_inbox_id")
+    _INBOX,
+    accepted=_ACCEPTED,
+    edge_turn=":agent_turn_id",
+    busy=_BUSY,
+    own_parameters=("turn_epoch", "context_headers", "waiting_inbox_id"),
 )
 SAMPLE_COMMIT = commit.sample_commit(0, {}, "x")
 
