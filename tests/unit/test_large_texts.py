@@ -290,12 +290,12 @@ class StoredResult:
     ) -> tuple[ToolOutput, RenderedResult, list[tuple[str, ...]]]:
         """Search; return the output, what is shown, and number, item, character and cursor of each passage."""
         ((name, text),) = wanted.items()
-        found = await self.pagination.find(a_call(), READER, SearchRequest(name, text), cursor, tokens)
+        found = await self.pagination.search(a_call(), READER, SearchRequest(name, text), cursor, tokens)
         return found.output, found.rendered, HEADING.findall(found.rendered.content)
 
     async def read_on(self, cursor: str) -> str:
         """Return the part at a cursor, without repeated lines."""
-        shown = (await self.pagination.resume(a_call(), READER, cursor)).rendered
+        shown = (await self.pagination.later_part(a_call(), READER, cursor)).rendered
         return framed_items(shown.content)[0].split("\n", repeated_lines(shown.content)[0])[-1]
 
 
@@ -508,7 +508,7 @@ def test_case_11_a_place_in_a_code_block_or_table_opens_it_again(
         ((*_, cursor),) = places
         (text,) = framed_items(shown.content)
         assert text.startswith(f"{repeated}{wanted}{row}")
-        part = (await stored.pagination.resume(a_call(), READER, cursor)).rendered
+        part = (await stored.pagination.later_part(a_call(), READER, cursor)).rendered
         assert framed_items(part.content)[0].startswith(f"Title: x\n{repeated}{wanted}{row}")
 
     asyncio.run(check())

@@ -195,7 +195,7 @@ async def test_case_3_the_first_part_says_that_a_page_was_cut_and_the_last_part_
     first = (await stored.pagination.show(a_call(), definition(READER), ToolOutput(stored.items))).rendered
     shown = [first.content]
     while cursor:
-        part = (await stored.pagination.resume(a_call(), definition(READER), cursor)).rendered
+        part = (await stored.pagination.later_part(a_call(), definition(READER), cursor)).rendered
         shown.append(part.content)
         cursor = part.next_cursor
     assert len(shown) > 2
@@ -257,7 +257,7 @@ async def test_case_5_an_item_keeps_its_number_and_address_in_later_parts() -> N
     gone = UpstreamRejected("It is gone.")
     items = batch_output(["https://1.example/", *pages], {"https://1.example/": gone, **pages}).items
     stored = StoredResult(*items)
-    part = (await stored.pagination.resume(a_call(), definition(READER), await stored.first())).rendered
+    part = (await stored.pagination.later_part(a_call(), definition(READER), await stored.first())).rendered
     assert part.content.startswith("[Continued: 2 of 3, from character ")
     assert "; its first 2 lines are repeated.]" in part.content
     assert framed_items(part.content)[0].startswith("Title: 2\nURL: https://2.example/\n2 2 ")
