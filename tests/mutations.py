@@ -27,7 +27,7 @@ MONEY = (
         "tests/gateway/test_commands.py::test_usage_shows_requests_of_a_process_that_died_in_a_column_of_their_own",
     ),
     Mutation(
-        "jina/request.py",
+        "jina/resolved_parameters.py",
         "endpoint.check_url(parameters[name], rules)",
         "parameters[name]",
         "tests/wire/test_refusals.py::test_an_invalid_page_address_is_refused",

@@ -25,7 +25,7 @@ from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.endpoints import endpoint_of
 from openapi_tool.jina.options import CacheOptions, EgressOptions, RetryOptions
 from openapi_tool.jina.prepared_item import offered_arguments, prepare_item
-from openapi_tool.jina.request import resolve_parameters, without_unknown
+from openapi_tool.jina.resolved_parameters import resolve_parameters, without_unknown
 from openapi_tool.jina.retries import Sleep
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.options.tools import ToolOptions

@@ -16,7 +16,12 @@ from pydantic import SecretStr
 from openapi_tool.jina.batches import batch_items, item_arguments, item_problems
 from openapi_tool.jina.endpoints import ENDPOINTS, endpoint_of
 from openapi_tool.jina.parameters import REFUSED, secret_problem
-from openapi_tool.jina.request import IGNORED_HEADERS, examine_parameters, resolve_parameters, under_url_policy
+from openapi_tool.jina.resolved_parameters import (
+    IGNORED_HEADERS,
+    examine_parameters,
+    resolve_parameters,
+    under_url_policy,
+)
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.protocol.cards import ToolCall
 from openapi_tool.protocol.command import AFTER_EXECUTION

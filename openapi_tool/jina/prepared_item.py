@@ -14,14 +14,13 @@ from typing import cast
 from openapi_tool.engine.call import Call
 from openapi_tool.jina.byte_semaphore import ResponseMemory
 from openapi_tool.jina.endpoints import Endpoint, endpoint_of
-from openapi_tool.jina.request import (
+from openapi_tool.jina.request import UpstreamRequest, build_request
+from openapi_tool.jina.resolved_parameters import (
     ResolvedParameters,
-    UpstreamRequest,
-    build_request,
     changed_arguments,
     resolve_parameters,
     under_url_policy,
-    with_max_tokens,
+    with_token_limit,
 )
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.quotas.permits import PermitRequest
@@ -120,7 +119,7 @@ def prepare_item(
     endpoint = endpoint_of(definition)
     resolved = _sent_parameters(definition, arguments, call, url_policy)
     if endpoint.limits_tokens:
-        resolved = with_max_tokens(resolved, default_max_tokens)
+        resolved = with_token_limit(resolved, default_max_tokens)
     return PreparedItem(
         definition=definition,
         arguments=arguments,

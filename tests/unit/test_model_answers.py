@@ -23,7 +23,8 @@ from openapi_tool.jina.batches import batch_output
 from openapi_tool.jina.endpoints import ENDPOINTS
 from openapi_tool.jina.inline_data import without_inline_images
 from openapi_tool.jina.remarks import WARNINGS
-from openapi_tool.jina.request import UpstreamRequest, build_request, resolve_parameters, with_max_tokens
+from openapi_tool.jina.request import UpstreamRequest, build_request
+from openapi_tool.jina.resolved_parameters import resolve_parameters, with_token_limit
 from openapi_tool.local.recordings import load_recordings
 from openapi_tool.protocol.errors import BadRequest, ToolMisconfigured, UpstreamRejected, UpstreamUnavailable
 from openapi_tool.testing import InProcessExecutor, ToolResult, recorded
@@ -77,8 +78,8 @@ def test_case_2_default_limit_of_tokens_applies_if_none_is_set(
     jina: dict[str, Any], values: dict[str, Any], expected: int | None
 ) -> None:
     resolved = resolve_parameters(definition(jina), arguments(values))
-    assert with_max_tokens(resolved, 20_000).parameters.get("maxTokens") == expected
-    assert with_max_tokens(resolved, 0).parameters.get("maxTokens") == (None if expected == 20_000 else expected)
+    assert with_token_limit(resolved, 20_000).parameters.get("maxTokens") == expected
+    assert with_token_limit(resolved, 0).parameters.get("maxTokens") == (None if expected == 20_000 else expected)
 
 
 @requirement("upstream.request")
