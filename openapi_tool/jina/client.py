@@ -22,16 +22,8 @@ from openapi_tool.jina.byte_semaphore import RequestContext, memory_to_hold
 from openapi_tool.jina.failures import too_late
 from openapi_tool.jina.network_failures import network_failure, no_free_file
 from openapi_tool.jina.request import UpstreamRequest
-from openapi_tool.jina.response import (
-    READ_RESPONSE,
-    MayHoldSecret,
-    Received,
-    UpstreamResult,
-    read_response,
-    response_result,
-    response_task,
-    unread_failure,
-)
+from openapi_tool.jina.response import MayHoldSecret, Received, UpstreamResult, read_response, unread_failure
+from openapi_tool.jina.response_task import READ_RESPONSE, response_result, response_task
 from openapi_tool.jina.transport import ON_CONNECTED, PROJECT
 from openapi_tool.open_files import is_out_of_files
 from openapi_tool.protocol.errors import ResponseTooLarge, ToolTimeout

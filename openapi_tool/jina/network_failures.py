@@ -8,7 +8,7 @@ import ssl
 
 import httpx
 
-from openapi_tool.jina.failures import ONCE, SOME
+from openapi_tool.jina.failure_rules import ONCE, SOME
 from openapi_tool.jina.transport import CertificateRefused, OwnResponseRefused, ResponseRefused
 from openapi_tool.open_files import OUT_OF_FILES
 from openapi_tool.protocol.errors import ToolError, ToolTimeout, UpstreamUnavailable

@@ -23,15 +23,8 @@ from openapi_tool.engine import stored_search
 from openapi_tool.engine.pagination import Pagination
 from openapi_tool.isolation.pool import WorkerPool
 from openapi_tool.isolation.service import Isolation
-from openapi_tool.jina.response import (
-    READ_RESPONSE,
-    Expected,
-    Received,
-    UpstreamResult,
-    read_response,
-    response_result,
-    response_task,
-)
+from openapi_tool.jina.response import Expected, Received, UpstreamResult, read_response
+from openapi_tool.jina.response_task import READ_RESPONSE, response_result, response_task
 from openapi_tool.options.tools import ToolOptions
 from openapi_tool.protocol.errors import NotFound, ResponseTooLarge, ToolError, UpstreamUnavailable
 from openapi_tool.protocol.jsontext import loads

@@ -570,7 +570,7 @@ tool = replace(catalogue.CATALOGUE["jina.search"], name="jina.segment", operatio
 catalogue.OPERATIONS += (segment,)
 catalogue.CATALOGUE = {**catalogue.CATALOGUE, tool.name: tool}
 
-from openapi_tool.jina import endpoints, failures, parameters, response
+from openapi_tool.jina import endpoints, failure_rules, parameters, response
 from openapi_tool.jina.content import usage_of
 from openapi_tool.protocol.projects import AgentKey
 from openapi_tool.quotas.limiter import Limiter
@@ -593,7 +593,7 @@ endpoints.ENDPOINTS["segment"] = endpoints.Endpoint(
     segment, table, timeouts, cheaper=lambda parameters, *_: ["less than " + parameters["content"]],
 )
 response.RESPONSES["segment"] = response.Responses(
-    render, failures.Failures({42299: failures.Rule(BadRequest, "The text cannot be split; shorten it.")})
+    render, failure_rules.Failures({42299: failure_rules.Rule(BadRequest, "The text cannot be split; shorten it.")})
 )
 
 class Store:
