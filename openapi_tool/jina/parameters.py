@@ -253,7 +253,7 @@ def _viewport(value: Any) -> Mapping[str, Any]:
     return converted
 
 
-_MAX_TIMEOUT_S = 180
+MAX_TIMEOUT_S = 180  # of `timeout`, by the upstream
 MIN_MAX_TOKENS = 500
 _MAX_TOKENS = 2_000_000
 _MAX_PDF_PAGE = 100_000
@@ -290,7 +290,7 @@ _PAGE = (
     _with_header("markdown.linkStyle", _choice("inlined", "referenced", "discarded"), "link_style", model=True),
     _with_header("noCache", _flag, model=True),
     _with_header("maxTokens", _integer(MIN_MAX_TOKENS, _MAX_TOKENS), model=True),
-    _with_header("timeout", _integer(1, _MAX_TIMEOUT_S)),
+    _with_header("timeout", _integer(1, MAX_TIMEOUT_S)),
     _with_header("engine", _choice(*_ENGINES), lenient=True),
     _with_header(
         "respondTiming",
