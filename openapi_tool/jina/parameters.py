@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from openapi_tool.jina.address_repair import MAX_URL_CHARS
 from openapi_tool.jina.conversions import (
     Convert,
     after_date,
@@ -35,7 +36,6 @@ from openapi_tool.jina.conversions import (
     text_or_list,
     viewport,
 )
-from openapi_tool.jina.url_policy import MAX_URL_CHARS
 from openapi_tool.tools.argument_names import fold
 from openapi_tool.tools.catalogue import CATALOGUE
 

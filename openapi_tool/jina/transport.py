@@ -28,7 +28,7 @@ from openapi_tool.jina.connections import (
     open_session,
 )
 from openapi_tool.jina.options import EgressOptions
-from openapi_tool.jina.url_policy import is_public
+from openapi_tool.jina.public_addresses import is_public
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openapi_tool.jina import url_policy
-from openapi_tool.jina.url_policy import INTERNAL_SUFFIXES, MAX_URL_CHARS, UrlPolicy, checked_url
+from openapi_tool.jina.address_repair import MAX_URL_CHARS
+from openapi_tool.jina.url_policy import INTERNAL_SUFFIXES, UrlPolicy, checked_url
 from openapi_tool.protocol.errors import BadRequest, TargetRefused
 from tests.requirements import requirement
 from tests.support import each
