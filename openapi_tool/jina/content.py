@@ -95,7 +95,7 @@ def search_output(envelope: Mapping[str, Any], parameters: Mapping[str, Any], co
     unreadable = len(data) - len(results)
     if unreadable:
         captions.append(remarks.unreadable_results(unreadable))
-    captions += rendered.remarks()
+    captions += rendered.about_pages()
     captions += kept.remarks()
     captions += filter(None, [reader.denied.remark()])
     captions += rendered.warnings(context.offers)
@@ -206,8 +206,8 @@ class _RenderedResults:
         self.items.append(Item(head, body))
         self.facts.append(self._facts_for_ui(number, result, facts, has_body=bool(bodies)))
 
-    def remarks(self) -> list[str]:
-        """Return which pages are cut, and which are errors of their servers."""
+    def about_pages(self) -> list[str]:
+        """Return remarks on which pages are cut, and which are errors of their servers."""
         found = []
         numbered = list(enumerate(self.facts, start=1))
         cut = [number for number, facts in numbered if "cut_at_tokens" in facts]
@@ -259,7 +259,7 @@ class _RenderedResults:
         if types:
             for_ui["warnings"] = list(types)
         for kind in types:
-            if kind not in remarks.TARGET_ERROR_TYPES:  # `remarks` lists these with their statuses
+            if kind not in remarks.TARGET_ERROR_TYPES:  # `about_pages` lists these with their statuses
                 self._warned.setdefault(kind, []).append(number)
         status = target_status(result)
         if status is not None:

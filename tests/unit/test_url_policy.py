@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openapi_tool.jina import url_policy
 from openapi_tool.jina.address_repair import MAX_URL_CHARS
+from openapi_tool.jina.public_addresses import is_public
 from openapi_tool.jina.url_policy import INTERNAL_SUFFIXES, UrlPolicy, checked_url
 from openapi_tool.protocol.errors import BadRequest, TargetRefused
 from tests.requirements import requirement
@@ -524,7 +524,7 @@ def test_each_host_that_passes_is_public_for_the_parser_of_node_too() -> None:
             continue
         passed += 1
         try:
-            assert url_policy.is_public(ip_address(found.strip("[]"))), ascii(host)
+            assert is_public(ip_address(found.strip("[]"))), ascii(host)
         except ValueError:
             assert "." in found, ascii(host)
             assert not f".{found}".endswith((*INTERNAL_SUFFIXES, ".r.jina.ai", ".s.jina.ai")), ascii(host)
