@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 
 from openapi_tool.isolation.child import Function
-from openapi_tool.jina.response import READ_RESPONSE, run_response_task
+from openapi_tool.jina.response_task import READ_RESPONSE, run_response_task
 from openapi_tool.protocol.errors import ToolMisconfigured
 from openapi_tool.protocol.payload import Payload, pack
 from openapi_tool.tools.argument_check import ArgumentCheck, check_arguments

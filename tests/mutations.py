@@ -27,7 +27,7 @@ MONEY = (
         "tests/gateway/test_commands.py::test_usage_shows_requests_of_a_process_that_died_in_a_column_of_their_own",
     ),
     Mutation(
-        "jina/request.py",
+        "jina/resolved_parameters.py",
         "endpoint.check_url(parameters[name], rules)",
         "parameters[name]",
         "tests/wire/test_refusals.py::test_an_invalid_page_address_is_refused",
@@ -63,21 +63,21 @@ MONEY = (
         "tests/races/test_budgets.py::test_every_request_is_in_exactly_one_result_on_each_loop",
     ),
     Mutation(
-        "jina/backend.py",
+        "jina/attempts.py",
         "        reservation.release()\n",
         "        pass\n",
         "tests/races/test_budgets.py::test_a_request_that_gets_no_permit_takes_nothing_of_the_budget",
     ),
     Mutation(
-        "jina/backend.py",
-        "            if permit.is_sent:\n                if tokens",
-        "            if True:\n                if tokens",
+        "jina/attempts.py",
+        "        if not self.permit.is_sent:\n",
+        "        if False:\n",
         "tests/races/test_budgets.py::test_a_request_that_gets_no_connection_takes_nothing_of_budget_and_limit",
     ),
     Mutation(
-        "jina/backend.py",
-        "                permit.cancelled()\n",
-        "                pass\n",
+        "jina/attempts.py",
+        "            self.permit.cancelled()\n",
+        "            pass\n",
         "tests/races/test_budgets.py::test_each_attempt_ends_its_permit_once_also_if_it_is_cancelled",
     ),
     Mutation(
@@ -456,8 +456,8 @@ SECRETS = (
         "tests/end_to_end/test_outages.py::test_top_shows_a_failed_reload_until_one_succeeds",
     ),
     Mutation(
-        "jina/backend.py",
-        "self._refused_keys.record_success(key)",
+        "jina/attempts.py",
+        "self._refused_keys.record_success(attempt.key_use)",
         "pass",
         "tests/wire/test_answers.py::test_a_key_that_the_upstream_accepts_again_is_listed_as_recovered",
     ),

@@ -32,7 +32,8 @@ from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.content import RenderContext
 from openapi_tool.jina.egress import EgressTransport
-from openapi_tool.jina.failures import NO_SECRETS, ONCE, SOME
+from openapi_tool.jina.failure_rules import ONCE, SOME
+from openapi_tool.jina.failures import NO_SECRETS
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.jina.response import Expected, UpstreamResult
 from openapi_tool.jina.transport import ON_CONNECTED

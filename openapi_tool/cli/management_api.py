@@ -11,7 +11,7 @@ from urllib.parse import quote
 import httpx
 
 from openapi_tool import __version__
-from openapi_tool.jina.client import network_cause
+from openapi_tool.jina.network_failures import network_cause
 from openapi_tool.tools.exports import as_yaml
 from openapi_tool.tools.registry import NoSuchProject, RegistryError, RegistryUnreachable, stored_row
 

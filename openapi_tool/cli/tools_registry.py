@@ -19,7 +19,7 @@ from openapi_tool.cli.management_api import ManagementApi
 from openapi_tool.cli.output import INTERRUPTED, USAGE, fail, print_json, print_line, print_status
 from openapi_tool.cli.tables import Rows, cell, output
 from openapi_tool.environment import likely_secrets
-from openapi_tool.jina.definition_checks import StoredCheck
+from openapi_tool.jina.stored_check import StoredCheck
 from openapi_tool.kernel.postgres.failures import located
 from openapi_tool.kernel.postgres.tool_rows import ToolRows
 from openapi_tool.protocol.jsontext import object_at

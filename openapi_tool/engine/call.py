@@ -1,4 +1,8 @@
-"""One tool call while it runs: made once by its door, and carried to everything that works for it."""
+"""One tool call while it runs.
+
+Its door makes the `Call` (`ToolRunner.new_call`) and passes it to the engine. The engine passes it to the backend. Both
+record in it what the call has used.
+"""
 
 from __future__ import annotations
 
@@ -21,53 +25,65 @@ _NUMBERS = count()
 
 
 class CallMemory(Protocol):
-    """Memory that is reserved for a call from its first upstream response until its commit."""
+    """Memory that is reserved for a call from its first upstream response until its result is stored.
+
+    A context for each user of the memory; contexts may be nested and may overlap.
+    """
 
     def __enter__(self) -> Self:
-        """Enter; may be nested."""
+        """Begin to use the memory."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Release all memory on the last exit."""
+        """End this use; the end of the last use releases all memory."""
 
     def release_all_but(self, size: int) -> None:
-        """Release all but `size` bytes."""
+        """Release all but `size` bytes, which the caller still needs."""
 
 
 @dataclass(slots=True, eq=False)
 class Call:
     """Who calls, and what the call has used so far.
 
-    - `identity`: as the door names them.
-    - `memory`: a context, to be exited once the result is stored. A shared request may keep it longer.
-    - `slot`: given up while a request waits for a permit.
-    - `recheck`: raises ToolError if the call may send no more requests, for example since its tool was disabled.
-    - `accounts`: those that its requests are charged to; None without budgets.
-    - `spent`: upstream cost so far, including failed requests.
+    The door sets, when it makes the call:
+
+    - `identity`: project, agent and turn of the caller, as the door names them.
+    - `memory`: memory for its responses. The door enters it before the run, and exits it once the result is stored.
+    - `slot`: the executor's place for this call, given up while a request waits for a permit.
+    - `quota_namespace`: text before the project's name in the records of quotas; may be empty.
+    - `number`: number of the call in this process, which no other call has.
+
+    Engine and backend set, before the first request:
+
+    - `recheck`: raises ToolError if the call may send no more requests, for example because an operator has disabled
+      its tool meanwhile.
+    - `accounts`: the accounts that its requests are charged to (`quotas/budgets.py`); None without budgets.
+
+    The backend adds, while requests run:
+
+    - `spent`: upstream cost so far, including that of failed requests.
     - `attempts`: upstream requests so far, in the order in which they were sent.
-    - `permit_waits`: begins and ends of waits for a permit, on the monotonic clock in seconds.
-    - `secrets_sent`: secrets in its requests so far; several keys if each attempt, or item of a batch, took one of a
-      pool.
-    - `left_out_logged`: whether the log names the definition's parameters that are not sent.
-    - `repaired`: arguments that were repaired while the call ran, beside those of `Arguments.repaired`.
-    - `quota_namespace`: goes before the project's name in the records of quotas; may be empty.
-    - `number`: identifies the call in this process.
+    - `permit_waits`: begin and end of each wait for a permit, in seconds of the monotonic clock.
+    - `secrets_sent`: secrets in its requests so far. They include several API keys if the key belongs to a pool, since
+      each attempt and each item of a batch may take another one.
+    - `repaired`: names of arguments that were repaired while the call ran; `Arguments.repaired` has those of before.
+    - `left_out_logged`: whether the log already names the definition's parameters that are not sent.
     """
 
     identity: CallIdentity
     memory: CallMemory
     slot: Slot = NO_SLOT
+    quota_namespace: str = ""
+    number: int = field(default_factory=_NUMBERS.__next__)
     recheck: Callable[[], None] | None = None
     accounts: CallAccounts | None = None
     spent: Usage = NO_USAGE
     attempts: list[UpstreamAttempt] = field(default_factory=list)
     permit_waits: list[tuple[float, float]] = field(default_factory=list)
     secrets_sent: set[SecretStr] = field(default_factory=set)
-    left_out_logged: bool = False
     repaired: set[str] = field(default_factory=set)
-    quota_namespace: str = ""
-    number: int = field(default_factory=_NUMBERS.__next__)
+    left_out_logged: bool = False
 
     @property
     def project(self) -> str:
@@ -76,5 +92,5 @@ class Call:
 
     @property
     def quota_agent(self) -> AgentKey:
-        """Project and agent, named as in the records of quotas: who pays for the requests, and whose turn it is."""
+        """Project and agent as the records of quotas name them: who pays for the requests, and whose turn it is."""
         return AgentKey(quota_project(self.quota_namespace, self.project), self.identity.agent_id)

@@ -1,4 +1,9 @@
-"""Result truncation and pagination: the first part now, the whole text as an artifact card, later parts by cursor."""
+"""Results that are too long for a model: the first part at once, every later part for a cursor.
+
+`Pagination.show` cuts a long text, and returns its first part and the whole text, which the door stores as an artifact.
+The first part ends with a cursor. If the model gives it in another call, `later_part` returns what follows, and
+`search` returns passages of the stored text (`stored_search.py`).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,7 @@ from cachetools import LRUCache
 
 from openapi_tool.engine.call import Call
 from openapi_tool.engine.ports import Artifacts
-from openapi_tool.engine.stored_search import StoredSearch, load_part
+from openapi_tool.engine.stored_search import StoredSearch, load_window
 from openapi_tool.isolation.service import Isolation
 from openapi_tool.options.tools import ToolOptions
 from openapi_tool.protocol.cards import StoredText
@@ -43,24 +48,32 @@ from openapi_tool.tools.truncation import (
 )
 from openapi_tool.tools.wording import counted
 
-_MAX_DEFINITIONS = 1_000
-_MAX_CHECK_S = 2.0
+_MAX_DEFINITIONS = 1_000  # of which it is remembered whether they reject a cursor
+_MAX_CHECK_S = 2.0  # for the check whether a definition rejects a cursor
 _SAMPLE_CURSOR = "a" * 44  # as long as a real one
 _ADVICE = {"target_selector": "Read a part with target_selector", "count": "Ask for fewer results with count"}
+"""How a model gets a shorter result, by the argument that it needs for that."""
 _UNCONTINUED_FACTOR = 2
-"""By this the limits are multiplied if the definition's schema rejects `cursor`: its model can never read the rest."""
+"""Factor of the limits for a definition whose schema rejects `cursor`: its model can never read the rest."""
 
 
 class _Fit(NamedTuple):
-    """Limit of a text, its parts if it fits uncut, and whether its model could read on if it is cut."""
+    """How a text fits its limit.
+
+    - `uncut`: its parts if it fits as a whole, else None.
+    - `can_continue`: whether the model can give a cursor to read the rest of a cut text.
+    """
 
     limit: ResultLimit
-    parts: Sequence[Part] | None
+    uncut: Sequence[Part] | None
     can_continue: bool
 
 
 class Pagination:
-    """Truncates long results, and returns the next part to the agent that owns the result."""
+    """Cuts long results, and returns later parts and passages to the agent that owns the result.
+
+    Every method takes `max_result_tokens`, the limit that the call itself sets, if any.
+    """
 
     def __init__(
         self,
@@ -74,29 +87,26 @@ class Pagination:
         self._artifacts = artifacts
         self._cursors = cursors
         self._options = options
-        self._search = StoredSearch(artifacts, cursors, self._isolation)
+        self._stored_search = StoredSearch(artifacts, cursors, self._isolation)
 
     async def show(
         self, call: Call, definition: ToolDefinition, output: ToolOutput, max_result_tokens: int | None = None
     ) -> ShownOutput:
-        """Return what the model is shown of an output, with notes on the cost.
-
-        `max_result_tokens` is the call's own limit.
-        """
-        if definition.result_format != "text":  # then the model reads the state, too
-            limit = self._limit(definition, max_result_tokens)
+        """Return what the model is shown of an output: all of it or its first part, and notes on the cost."""
+        limit = self._limit(definition, max_result_tokens)
+        if _shows_state(definition):
             output = replace(output, state=await asyncio.to_thread(shown_state, output.state, limit))
-        rendered, full_text = await self._rendered(call, definition, output, max_result_tokens)
+        rendered, full_text = await self._rendered(call, definition, output, limit)
         return ShownOutput(output, rendered, full_text)
 
     async def _rendered(
-        self, call: Call, definition: ToolDefinition, output: ToolOutput, max_result_tokens: int | None
+        self, call: Call, definition: ToolDefinition, output: ToolOutput, limit: ResultLimit
     ) -> tuple[RenderedResult, StoredText | None]:
-        """Return what the model is shown, and the whole text if that is truncated and may be stored."""
+        """Return what the model is shown, and the whole text if that is cut and may be stored."""
         cost = _cost_note(output, self._options.cost_note_tokens) + (call.accounts.note if call.accounts else "")
-        fit = await self._fit(call, definition, output, max_result_tokens, len(cost))
-        if fit.parts is not None:
-            return RenderedResult(framed(fit.parts) + cost), None
+        fit = await self._fit(call, definition, output, limit, len(cost))
+        if fit.uncut is not None:
+            return RenderedResult(framed(fit.uncut) + cost), None
         truncated = truncate(output.items, fit.limit)
         shown = framed(truncated.parts) + cost
         missing = _left_out(truncated)
@@ -111,77 +121,74 @@ class Pagination:
         return self._with_cursor(call, definition, shown, missing, full_text.reference, truncated.next), full_text
 
     async def _fit(
-        self, call: Call, definition: ToolDefinition, output: ToolOutput, max_result_tokens: int | None, note_chars: int
+        self, call: Call, definition: ToolDefinition, output: ToolOutput, total: ResultLimit, note_chars: int
     ) -> _Fit:
-        """Return the text's limit beside notes of `note_chars`, and its parts if it fits uncut.
+        """Return how the text fits into what notes of `note_chars`, and a state that is shown, leave of `total`.
 
-        The limit is higher if the model could not continue a cut text.
+        The limit is higher if the model could not read on in a cut text.
         """
-        total = self._limit(definition, max_result_tokens)
-        limit = self._for_text(definition, output, total.minus(note_chars))
-        parts = uncut_parts(output.items, limit)
-        if parts is not None or not takes_cursor(definition) or not await self._schema_rejects_cursor(call, definition):
-            return _Fit(limit, parts, can_continue=True)
+        limit = _for_text(definition, output, total.minus(note_chars))
+        uncut = uncut_parts(output.items, limit)
+        if uncut is not None or not takes_cursor(definition):
+            return _Fit(limit, uncut, can_continue=True)
+        if not await self._schema_rejects_cursor(call, definition):
+            return _Fit(limit, uncut, can_continue=True)
         max_chars = self._options.max_uncontinued_chars or _UNCONTINUED_FACTOR * self._options.max_result_chars
         higher = ResultLimit(max_chars, _UNCONTINUED_FACTOR * total.tokens)
-        limit = self._for_text(definition, output, higher.minus(note_chars))
+        limit = _for_text(definition, output, higher.minus(note_chars))
         return _Fit(limit, uncut_parts(output.items, limit), can_continue=False)
 
-    async def resume(
+    async def later_part(
         self, call: Call, definition: ToolDefinition, cursor: str, max_result_tokens: int | None = None
     ) -> ShownOutput:
         """Return the part at `cursor`. Raises NotFound, Unavailable."""
         position = self._cursors.read(call.identity, cursor)
-        load = partial(load_part, self._artifacts, call.identity, position.card_id)
-        # The first part has shown the beginning of each item, at most the limit of characters together. `later_part`
-        # skips these, so load twice the limit.
+        load = partial(load_window, self._artifacts, call.identity, position.card_id)
+        # The first part has already shown the beginnings of the items, together at most `max_result_chars`. The
+        # function `later_part` skips them, so load as much again.
         artifact = await load(position.start, 2 * self._options.max_result_chars)
         # First lines of the code block or table that is cut at the cursor.
         opening = "" if position.opening is None else (await load(position.opening, OPENING_CHARS)).text
         stored_items = stored_items_of(artifact.items, artifact.chars)
         place = Place(position.start, position.opening)
-        part = later_part(
-            stored_items, place, artifact.text, opening_lines(opening), self._limit(definition, max_result_tokens)
-        )
-        # A text of an earlier version, stored without its items, contains the marks around untrusted text.
-        shown = framed(part.parts if artifact.items is not None else [without_frames(old) for old in part.parts])
+        limit = self._limit(definition, max_result_tokens)
+        part = later_part(stored_items, place, artifact.text, opening_lines(opening), limit)
+        # A text that an earlier version stored has no items, and contains the marks around untrusted text.
+        parts = part.parts if artifact.items is not None else [without_frames(old) for old in part.parts]
+        shown = framed(parts)
         missing = f"{counted(_unseen_chars(stored_items, part.next), 'character', 'left')}."
         state = {"card_id": artifact.card_id, "from": position.start, "to": part.end, "chars": artifact.chars}
         output = ToolOutput((Item(caption=shown),), state)
         return ShownOutput(output, self._with_cursor(call, definition, shown, missing, artifact.reference, part.next))
 
-    async def find(
+    async def search(
         self,
         call: Call,
         definition: ToolDefinition,
-        search: SearchRequest,
+        request: SearchRequest,
         cursor: str,
         max_result_tokens: int | None = None,
     ) -> ShownOutput:
         """Search the text of `cursor`, and return the passages found. Raises NotFound, Unavailable, ToolTimeout."""
-        return await self._search.run(call, search, cursor, self._limit(definition, max_result_tokens))
+        return await self._stored_search.run(call, request, cursor, self._limit(definition, max_result_tokens))
 
     async def _schema_rejects_cursor(self, call: Call, definition: ToolDefinition) -> bool:
+        """Return whether the definition's schema refuses a call with only a cursor; remembered by definition."""
         known = self._rejects_cursor.get(definition.digest) if definition.digest else None
         if known is not None:
             return known
         check = ArgumentCheck(cursor_schema(definition, definition.hidden), {CURSOR: _SAMPLE_CURSOR}, {}, {})
         try:
             checked = await self._isolation.check_arguments(definition, check, call.project, _MAX_CHECK_S)
-        except ToolError:  # the result is paid for; show it, with a cursor that this tool may refuse
+        except ToolError:  # the result is paid: rather show it with a cursor that the schema may refuse
             return False
         self._rejects_cursor[definition.digest] = rejects = bool(checked.problems or checked.repairs)
         return rejects
 
     def _limit(self, definition: ToolDefinition, max_result_tokens: int | None) -> ResultLimit:
-        """Return the limit of a call: the definition's, else that of the settings; the call may only lower it."""
+        """Return the limit of a result: the definition's, else that of the settings. The call may only lower it."""
         tokens = definition.max_result_tokens or self._options.max_result_tokens
         return ResultLimit(self._options.max_result_chars, min(tokens, max_result_tokens or tokens))
-
-    @staticmethod
-    def _for_text(definition: ToolDefinition, output: ToolOutput, limit: ResultLimit) -> ResultLimit:
-        """Return what the state leaves of a limit, if the model reads the state, too."""
-        return limit if definition.result_format == "text" else without_state(limit, output.state)
 
     def _with_cursor(
         self,
@@ -192,6 +199,7 @@ class Pagination:
         reference: ArtifactObject,
         place: Place | None,
     ) -> RenderedResult:
+        """Return a shown text, with a cursor if the stored text goes on at `place`; `missing` says how much."""
         if place is None:
             return RenderedResult(text, artifact_ref=reference)
         position = Position(reference["card_id"], place.start, place.opening)
@@ -201,7 +209,18 @@ class Pagination:
         return RenderedResult(f"{text}\n\n{note}", truncated=True, artifact_ref=reference, next_cursor=cursor)
 
 
+def _shows_state(definition: ToolDefinition) -> bool:
+    """Return whether the model also reads the state of an output."""
+    return definition.result_format != "text"
+
+
+def _for_text(definition: ToolDefinition, output: ToolOutput, limit: ResultLimit) -> ResultLimit:
+    """Return what a state that is shown leaves of a limit for the text."""
+    return without_state(limit, output.state) if _shows_state(definition) else limit
+
+
 def _cost_note(output: ToolOutput, above: int) -> str:
+    """Return a note on a cost of more than `above` tokens, else an empty text."""
     tokens = output.usage.tokens
     return f"\n\n[This result cost {tokens:,} tokens.{output.cost_advice}]" if tokens > above else ""
 
@@ -211,17 +230,26 @@ def _shorter_result_advice(definition: ToolDefinition) -> str:
     if items := definition.built_in.list_argument:
         return f" Give fewer {items}."
     accepted = definition.model_arguments & definition.built_in.arguments.model_fields.keys()
-    return next((f" {way}." for name, way in _ADVICE.items() if name in accepted), "")
+    for argument, way in _ADVICE.items():
+        if argument in accepted:
+            return f" {way}."
+    return ""
 
 
 def _unseen_chars(stored_items: Sequence[StoredItem], place: Place | None) -> int:
-    """Return the number of characters after `place` that the model has not been shown."""
-    return sum(max(0, item.end - max(item.shown, place.start)) for item in stored_items) if place else 0
+    """Return how many characters after `place` the model has not been shown; `item.shown` is the end of what it was."""
+    if place is None:
+        return 0
+    return sum(max(0, item.end - max(item.shown, place.start)) for item in stored_items)
 
 
 def _left_out(truncated: Truncated) -> str:
+    """Return how much is missing.
+
+    For example `12 characters in 2 items are left out. The last item is left out altogether.`
+    """
     cut_items = sum(shown.left > 0 for shown in truncated.parts)
-    unseen = sum(not shown.text for shown in truncated.parts if shown.left)
+    unseen = sum(shown.left > 0 and not shown.text for shown in truncated.parts)
     where = f" in {counted(cut_items, 'item')}" if len(truncated.stored_items) > 1 else ""
     unseen_items = "item is" if unseen == 1 else f"{unseen} items are"
     note = f" The last {unseen_items} left out altogether." if unseen else ""

@@ -1,4 +1,4 @@
-"""Interfaces (ports) of the engine, which other packages implement."""
+"""Interfaces (ports) of the engine: `kernel` and `gateway` store artifacts, `jina` is the backend."""
 
 from __future__ import annotations
 
@@ -13,20 +13,29 @@ from openapi_tool.tools.output import ToolOutput
 
 
 class Artifacts(Protocol):
-    """Whole texts of truncated results."""
+    """Artifacts: stored whole texts of results of which the model was shown a part."""
 
     async def artifact(self, project_id: str, agent_id: str, card_id: str, start: int, chars: int) -> Artifact | None:
-        """Return at most `chars` characters from `start` of an agent's artifact; None if missing or expired."""
+        """Return at most `chars` characters, from the character `start` on, of the artifact `card_id`.
+
+        Return None if the agent has no such artifact, or none any more.
+        """
 
 
 class ToolBackend(Protocol):
-    """Implementation of the tools. Raises ToolError for every failure."""
+    """Implementation of the built-in tools."""
 
     def call_memory(self, project: str) -> CallMemory:
-        """Return the memory of a call of a project, without any reserved yet; only this backend's `run` takes it."""
+        """Return memory for a new call of a project, which holds nothing yet.
+
+        It becomes the `memory` of the call, and only `run` of this backend can use it.
+        """
 
     def without_unknown(self, definition: ToolDefinition, arguments: Arguments) -> Arguments:
-        """Drop arguments that the upstream does not know, if the definition allows the model to give any."""
+        """Return the arguments without those that neither tool nor upstream knows.
+
+        Only a definition that allows any argument (`takes_other_arguments`) lets such arguments through its schema.
+        """
 
     async def run(self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, call: Call) -> ToolOutput:
-        """Send the upstream requests and render the responses."""
+        """Send the upstream requests of a call and render their responses. Raises ToolError for every failure."""

@@ -1,6 +1,6 @@
-"""Run one tool call for any door: arguments, policy, deadline, cursor, upstream, result.
+"""Run one tool call for any door; `ToolRunner.run` has the steps.
 
-The door makes the `Call`, finds the definition, sets the deadline, and stores the result.
+The door finds the definition, has `ToolRunner.new_call` make the `Call`, sets the deadline, and stores the result.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from openapi_tool.tools.deadlines import Deadline
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.log_ids import log_ids
 from openapi_tool.tools.policy import Authorizer
-from openapi_tool.tools.result import ResultFields, RunResult, failure, success
+from openapi_tool.tools.result import ResultFields, RunResult, ShownOutput, failure, success
 from openapi_tool.tools.result_request import result_request
 from openapi_tool.tools.switches import Switches
 from openapi_tool.tools.wording import short
@@ -44,20 +44,23 @@ from openapi_tool.tools.wording import short
 log = logging.getLogger(__name__)
 
 _without_key_shapes = Redactor(where="error").value
-"""Masks in a value what looks like a key, such as one in a definition instead of its variable, but no known secret.
+"""Masks in a failure what has the shape of a key, for example a key that a definition holds by mistake.
 
-A failure quotes the arguments. If known secrets were masked, too, a caller could write a guess into an argument, such
-as `url: abc123`, and a mask in the error would tell that the guess is right.
+It masks no secret by its value. A failure quotes the arguments, so a caller could test guesses of a secret: he calls
+with `url: abc123`, and a mask in place of `abc123` in the error would tell him that `abc123` is the secret.
 """
 
-_WRITE_GRACE_S = 2.0  # until the cost of a cancelled call is stored
+_WRITE_GRACE_S = 2.0  # that a cancelled call still gets to store its cost
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerOptions:
     """Dependencies of every call.
 
-    `quota_namespace` is that of `Settings`. `isolation` runs what a tenant can make costly.
+    - `authorizer`: the operator's policy, which may forbid a call.
+    - `arguments`: where arguments and secrets of a call come from.
+    - `quota_namespace`: setting of that name; it goes before the project's name in the records of quotas.
+    - `isolation`: worker processes for steps whose cost a tenant's input decides.
     """
 
     authorizer: Authorizer
@@ -67,7 +70,11 @@ class RunnerOptions:
 
 
 class ToolRunner:
-    """Runs tool calls; every failure becomes a result, except Unavailable and CancelledError, which are raised."""
+    """Runs tool calls.
+
+    A failure becomes the result of its call, except for two: Unavailable (PostgreSQL or NATS failed) and CancelledError
+    are raised, since the door then decides what happens to the call.
+    """
 
     def __init__(self, options: RunnerOptions, backend: ToolBackend, pagination: Pagination) -> None:
         self._options = options
@@ -76,66 +83,44 @@ class ToolRunner:
         self._switches = Switches()
 
     def reload(self, authorizer: Authorizer, read_secret: SecretSource) -> None:
-        """Replace policy and secrets for all calls that start from now on (SIGHUP)."""
+        """Replace policy and secrets for all calls that start from now on; SIGHUP asks for it."""
         arguments = replace(self._options.arguments, read_secret=read_secret)
         self._options = replace(self._options, authorizer=authorizer, arguments=arguments)
 
     def set_switches(self, switches: Switches) -> None:
-        """Disable these tools for all requests that are sent from now on."""
+        """Replace the list of disabled tools; also calls that already run send no further request for these."""
         self._switches = switches
 
     async def parse_definition(self, call: Call, record: DefinitionRecord, deadline: Deadline) -> ToolDefinition:
-        """Parse a stored definition. Raises ToolError."""
+        """Parse a stored definition for a call of it. Raises ToolError."""
         return await self._options.isolation.parse_definition(record, call.project, deadline.remaining())
 
     def new_call(self, identity: CallIdentity, slot: Slot = NO_SLOT) -> Call:
-        """Return a new call, which gives up `slot` while it waits; run it within its memory."""
+        """Return a new call, which gives up `slot` while it waits. The caller runs it within `with call.memory:`."""
         memory = self._backend.call_memory(identity.project_id)
         return Call(identity, memory, slot, quota_namespace=self._options.quota_namespace)
 
     async def run(self, call: Call, definition: ToolDefinition, given: ToolCall, deadline: Deadline) -> RunResult:
         """Run a call within its memory. Raises Unavailable and CancelledError; any other failure becomes its result.
 
-        `given` has the model's arguments.
+        `given` is the decoded card with the model's arguments.
         """
         started = time.monotonic()
-        built_in_name = definition.built_in.name
         session_id: str | None = None
+        full_text = None
         try:
             arguments = await self._arguments(call, definition, given, deadline)
             session_id = arguments.session_id
+            _log_start(call, definition, arguments)
             self._check_switch(call.project, definition.tool_name)
             await self._options.authorizer.authorize(definition, call.identity, arguments)
             _refuse_if_late(deadline)
-            wanted = result_request(definition, arguments)
-            if wanted.cursor is None:
-                # The backend checks the switch again after each wait for a permit. A reference to the call would make a
-                # cycle of each call, which only a collection of garbage frees.
-                call.recheck = partial(self._check_switch, call.project, definition.tool_name)
-                output = await self._backend.run(definition, arguments, deadline, call)
-                shown = await self._pagination.show(call, definition, output, wanted.max_tokens)
-            elif wanted.search is None:
-                shown = await self._pagination.resume(call, definition, wanted.cursor, wanted.max_tokens)
-            else:  # a search reads the whole text and may take seconds, so it needs a time limit of its own
-                async with _search_limit(deadline):
-                    shown = await self._pagination.find(
-                        call, definition, wanted.search, wanted.cursor, wanted.max_tokens
-                    )
-            fields = success(
-                shown.output,
-                shown.rendered,
-                definition.result_format,
-                latency_ms=_ms_since(started),
-                attempts=call.attempts,
-                tool=built_in_name,
-                session=session_id,
-                budget=_remaining_budget(call),
-                repaired=tuple(sorted({*arguments.repaired, *call.repaired})),
-            )
+            shown = await self._shown(call, definition, arguments, deadline)
+            fields = _success_fields(call, definition, arguments, shown, started)
             full_text = shown.full_text
-        except Exception as cause:  # noqa: BLE001 - failure_result logs defects
+        except Exception as cause:  # noqa: BLE001 - `failure_result` logs defects
+            built_in_name = definition.built_in.name
             fields = self.failure_result(call, definition.tool_name, cause, started, built_in_name, session_id)
-            full_text = None
         if call.accounts is not None:  # before the door stores the result, so that no crash loses its cost
             await shielded(call.accounts.wait_until_written(), _WRITE_GRACE_S)
         return RunResult(fields, full_text)
@@ -143,23 +128,33 @@ class ToolRunner:
     async def _arguments(
         self, call: Call, definition: ToolDefinition, given: ToolCall, deadline: Deadline
     ) -> Arguments:
-        """Merge, validate and resolve the arguments; leave out those that nobody knows. Raises ToolError."""
+        """Return the arguments that the call runs with. Raises ToolError.
+
+        Four steps: render defaults and separate the model's arguments, check both against the schema, merge them with
+        the fixed values and the secrets, and leave out what nobody knows.
+        """
         prepared = self._options.arguments.prepare(definition, given, call.identity)
         wait_s = deadline.remaining()
         checked = await self._options.isolation.check_arguments(definition, prepared.check, call.project, wait_s)
-        arguments = self._backend.without_unknown(definition, prepared.finish(checked))
-        if arguments.key_fallback_reason is not None:
-            log.warning(
-                "the key of auth_env (%s) is used instead of the definition's own: %s",
-                short(definition.auth_env),
-                arguments.key_fallback_reason,
-                extra={"action": "tool.key_passed_over"} | _log_fields(call, definition.tool_name),
-            )
-        log.debug(
-            "running",
-            extra={"action": "call.running", "session": arguments.session_identity} | log_ids(call.identity),
-        )
-        return arguments
+        merged = prepared.finish(checked)
+        return self._backend.without_unknown(definition, merged)
+
+    async def _shown(
+        self, call: Call, definition: ToolDefinition, arguments: Arguments, deadline: Deadline
+    ) -> ShownOutput:
+        """Return what the call asks for: a new result, a later part of an earlier one, or a search in that."""
+        wanted = result_request(definition, arguments)
+        if wanted.cursor is None:
+            # The backend checks the switch again after each wait for a permit. A reference to the call would make a cycle
+            # of each call, which only a collection of garbage frees.
+            call.recheck = partial(self._check_switch, call.project, definition.tool_name)
+            output = await self._backend.run(definition, arguments, deadline, call)
+            return await self._pagination.show(call, definition, output, wanted.max_tokens)
+        if wanted.search is None:
+            return await self._pagination.later_part(call, definition, wanted.cursor, wanted.max_tokens)
+        # A search reads the whole text and may take seconds, so it needs a time limit of its own.
+        async with _search_limit(deadline):
+            return await self._pagination.search(call, definition, wanted.search, wanted.cursor, wanted.max_tokens)
 
     def _check_switch(self, project: str, tool_name: str) -> None:
         """Raise ToolNotAvailable if an operator has disabled the tool, perhaps since the call began."""
@@ -174,9 +169,13 @@ class ToolRunner:
         built_in_name: str = "",
         session_id: str | None = None,
     ) -> ResultFields:
-        """Return the result of a failed call; `started` is its start on the monotonic clock, in seconds.
+        """Return the result of a failed call, and log what an operator must act on.
 
-        Raises `cause` if it is Unavailable, and CancelledError.
+        - `tool_name` is the definition's name of the tool, `built_in_name` that of the built-in tool behind it, such
+          as `jina.search`; it is empty if the definition is not known.
+        - `started` is the start of the call, in seconds of the monotonic clock.
+
+        Raises `cause` if it is Unavailable. Raises CancelledError if `cause` hides that the call was cancelled.
         """
         if isinstance(cause, Unavailable):
             raise cause
@@ -184,13 +183,24 @@ class ToolRunner:
         without_traceback(cause)  # its frames would keep the response in memory
         error.tokens, error.requests = call.spent.tokens, call.spent.requests
         if isinstance(error, ToolMisconfigured):
-            log.warning(
-                "a tool cannot be called until an operator corrects it: %s",
-                error.message,
-                extra={"action": "tool.misconfigured"} | _log_fields(call, tool_name),
-            )
+            _log_misconfigured(call, tool_name, error)
         fields = failure(error, _ms_since(started), call.attempts, built_in_name, session_id, _remaining_budget(call))
         return replace(fields, result=_without_key_shapes(fields.result), error=_without_key_shapes(fields.error))
+
+
+def _log_start(call: Call, definition: ToolDefinition, arguments: Arguments) -> None:
+    """Log that a call begins; warn if it uses another key than its definition names."""
+    if arguments.key_fallback_reason is not None:
+        log.warning(
+            "the key of auth_env (%s) is used instead of the definition's own: %s",
+            short(definition.auth_env),
+            arguments.key_fallback_reason,
+            extra={"action": "tool.key_passed_over"} | _log_fields(call, definition.tool_name),
+        )
+    log.debug(
+        "running",
+        extra={"action": "call.running", "session": arguments.session_identity} | log_ids(call.identity),
+    )
 
 
 def _refuse_if_late(deadline: Deadline) -> None:
@@ -200,6 +210,7 @@ def _refuse_if_late(deadline: Deadline) -> None:
 
 @asynccontextmanager
 async def _search_limit(deadline: Deadline) -> AsyncIterator[None]:
+    """End a search at the deadline. Raises ToolTimeout then."""
     try:
         async with deadline.limit():
             yield
@@ -207,6 +218,30 @@ async def _search_limit(deadline: Deadline) -> AsyncIterator[None]:
         raise ToolTimeout(
             "The search in the stored text was not done in time; call again, or read on with only cursor."
         ) from None
+
+
+def _success_fields(
+    call: Call, definition: ToolDefinition, arguments: Arguments, shown: ShownOutput, started: float
+) -> ResultFields:
+    return success(
+        shown.output,
+        shown.rendered,
+        definition.result_format,
+        latency_ms=_ms_since(started),
+        attempts=call.attempts,
+        tool=definition.built_in.name,
+        session=arguments.session_id,
+        budget=_remaining_budget(call),
+        repaired=tuple(sorted({*arguments.repaired, *call.repaired})),
+    )
+
+
+def _log_misconfigured(call: Call, tool_name: str, error: ToolMisconfigured) -> None:
+    log.warning(
+        "a tool cannot be called until an operator corrects it: %s",
+        error.message,
+        extra={"action": "tool.misconfigured"} | _log_fields(call, tool_name),
+    )
 
 
 def _log_fields(call: Call, tool_name: str) -> dict[str, Any]:
@@ -218,7 +253,8 @@ def _remaining_budget(call: Call) -> Mapping[str, Any] | None:
 
 
 def _defect(call: Call, cause: Exception) -> InternalError:
-    # An exception in a `finally` block can replace the CancelledError.
+    """Log an exception that is no ToolError, and return the error for the model. Raises CancelledError."""
+    # If an exception in a `finally` block has replaced the CancelledError of a cancelled call, raise that one.
     raise_if_cancelled(cause)
     log.error("internal error in a call", exc_info=cause, extra={"action": "call.broken"} | log_ids(call.identity))
     return InternalError("This service failed on the call; its operator finds the cause in its log.")

@@ -1,4 +1,8 @@
-"""Search in the stored text of a long result, at no upstream cost; each passage gets a cursor to read on from."""
+"""Search in the stored text of a long result, at no upstream cost; each passage gets a cursor to read on from.
+
+A search is for a *phrase* (argument `find`), which is found literally, or for a *question* (argument `question`), whose
+words are looked for. `tools/stored_search.py` finds the passages; this module loads the text and words the result.
+"""
 
 from __future__ import annotations
 
@@ -33,16 +37,17 @@ from openapi_tool.tools.truncation import (
 from openapi_tool.tools.wording import counted
 
 _WINDOW_CHARS = 512 * 1024  # read from the database at once
-_MAX_WAIT_S = 60.0  # of a search; its call's deadline ends it earlier
+_MAX_WAIT_S = 60.0  # of a search for a worker process and its answer; mostly the call's deadline comes earlier
 _READ_ON = "Each cursor reads on from its passage, given alone."
-_PHRASE_NOTES_CHARS, _QUESTION_NOTES_CHARS = 420, 200
-"""Maximum characters of the lines before and after the passages of a phrase, and of a question."""
+# Maximum characters of the lines before and after the passages (`first` and `last` below).
+_PHRASE_NOTES_CHARS = 420
+_QUESTION_NOTES_CHARS = 200
 
 
 class StoredSearch:
-    """Searches stored texts, a limited number at once, fairly to projects.
+    """Searches stored texts in worker processes, or in this process if there are none.
 
-    Without worker processes the search runs in this one.
+    Few searches run at once; projects take turns.
     """
 
     def __init__(self, artifacts: Artifacts, cursors: Cursors, isolation: Isolation) -> None:
@@ -53,7 +58,7 @@ class StoredSearch:
     async def run(self, call: Call, request: SearchRequest, cursor: str, limit: ResultLimit) -> ShownOutput:
         """Search the text of a cursor; return what the model is shown. Raises NotFound, Unavailable, ToolTimeout."""
         position = self._cursors.read(call.identity, cursor)
-        phrase_from = position.start if request.name == FIND else None
+        phrase_from = position.start if request.name == FIND else None  # None: the request is a question
         async with self._isolation.searches.permit(call.project):
             artifact, text = await self._load(call.identity, position.card_id)
             items = stored_items_of(artifact.items, artifact.chars)
@@ -64,18 +69,23 @@ class StoredSearch:
         return result.of_question(cursor) if phrase_from is None else result.of_phrase(cursor)
 
     async def _load(self, owner: CallIdentity, card_id: str) -> tuple[Artifact, bytearray]:
-        """Return the whole text in UTF-8, read in windows: decoding megabytes at once would block the event loop."""
-        text, chars = bytearray(), 0
+        """Return the last window of an artifact, for its facts, and the whole text in UTF-8.
+
+        The text is read in windows, because to decode megabytes at once would block the event loop.
+        """
+        text = bytearray()
+        loaded_chars = 0
         while True:
-            part = await load_part(self._artifacts, owner, card_id, chars, _WINDOW_CHARS)
-            text += part.text.encode()
-            chars += len(part.text)
-            if chars >= part.chars:
-                return part, text
+            window = await load_window(self._artifacts, owner, card_id, loaded_chars, _WINDOW_CHARS)
+            text += window.text.encode()
+            loaded_chars += len(window.text)
+            if loaded_chars >= window.chars:
+                return window, text
 
     async def _search(
         self, call: Call, text: bytearray, items: list[StoredItem], wanted: str, phrase_from: int | None
     ) -> Found:
+        """Search a text for `wanted`: a phrase, from the character `phrase_from` on first, or a question if None."""
         pool = self._isolation.pool
         if pool is None:
             return search_text(text.decode(), items, wanted, phrase_from)
@@ -91,17 +101,21 @@ class StoredSearch:
         return self._cursors.issue(owner, Position(card_id, start, opening))
 
 
-async def load_part(artifacts: Artifacts, owner: CallIdentity, card_id: str, start: int, chars: int) -> Artifact:
-    """Return at most `chars` characters of a stored text. Raises NotFound if there are none."""
-    part = await artifacts.artifact(owner.project_id, owner.agent_id, card_id, start, chars)
-    if part is None or not part.text:
+async def load_window(artifacts: Artifacts, owner: CallIdentity, card_id: str, start: int, chars: int) -> Artifact:
+    """Return at most `chars` characters of a stored text, from `start` on. Raises NotFound if there are none."""
+    window = await artifacts.artifact(owner.project_id, owner.agent_id, card_id, start, chars)
+    if window is None or not window.text:
         raise unknown_cursor()
-    return part
+    return window
 
 
 @dataclass(frozen=True, slots=True)
 class _SearchResult:
-    """Text of a search result; `chars` is the length of the searched text."""
+    """What a model is shown of a search, within `limit`.
+
+    `new_cursor` makes a cursor for a place of the text: `new_cursor(start)`, or `new_cursor(start, opening)` within a
+    code block or table. `chars` is the length of the searched text.
+    """
 
     new_cursor: Callable[..., str]
     artifact: Artifact
@@ -110,9 +124,10 @@ class _SearchResult:
     limit: ResultLimit
 
     def of_phrase(self, cursor: str) -> ShownOutput:
-        """Return the matches of a phrase: those after the cursor or, if there are none, those before it."""
-        phrase = self.found
-        total = phrase.before + phrase.after
+        """Return the places of a phrase: those after the cursor or, if there are none, those before it."""
+        places_before = self.found.before
+        places_after = self.found.after
+        total = places_before + places_after
         if not total:
             return self._no_match(
                 f"Not found in {self._searched}. Try fewer or other words, in the language of the text, or {QUESTION} "
@@ -120,14 +135,16 @@ class _SearchResult:
                 cursor,
             )
         parts = self._parts(_PHRASE_NOTES_CHARS)
-        # The passages are those after the cursor, or, if there are none, those before it.
-        left = (phrase.after or phrase.before) - len(parts)
         first = f"[Found in {counted(total, 'place')} of {self._searched}; {len(parts)} shown. {_READ_ON}"
-        if phrase.before and phrase.after:
-            first += f' {phrase.before:,} before your cursor: for those give cursor "{self.new_cursor(0)}" and {FIND}.'
-        following = self.new_cursor(self.found.passages[len(parts)].at) if left else None
-        last = f'[{counted(left, "more place")}: call again with the same {FIND} and cursor "{following}".]'
-        return self._shown(f"{first}]", parts, last if left else "", following, total)
+        if places_before and places_after:
+            first += f' {places_before:,} before your cursor: for those give cursor "{self.new_cursor(0)}" and {FIND}.'
+        left = (places_after or places_before) - len(parts)
+        following = None
+        last = ""
+        if left:
+            following = self.new_cursor(self.found.passages[len(parts)].at)
+            last = f'[{counted(left, "more place")}: call again with the same {FIND} and cursor "{following}".]'
+        return self._shown(f"{first}]", parts, last, following, total)
 
     def of_question(self, cursor: str) -> ShownOutput:
         """Return the passages that match a question best."""
@@ -144,18 +161,21 @@ class _SearchResult:
         return f"the {self.chars:,} characters stored of this result"
 
     def _no_match(self, why: str, cursor: str) -> ShownOutput:
+        """Return a result without passages: `[WHY; or read on with only cursor "…".]`."""
         return self._shown(f'[{why}; or read on with only cursor "{cursor.strip()}".]', [])
 
     def _parts(self, reserved_chars: int) -> list[Part]:
+        """Return as many passages as fit beside `reserved_chars`, at least one; the last may be cut."""
         chars_left = self.limit.chars - INTRO_CHARS - reserved_chars
         tokens_left = self.limit.tokens - (INTRO_CHARS + reserved_chars) // FRAME_CHARS_PER_TOKEN
         parts: list[Part] = []
         for number, passage in enumerate(self.found.passages[:MAX_SHOWN], start=1):
             heading = f'[{number}: {passage.where}; cursor "{self.new_cursor(passage.start, passage.opening)}"]'
-            around = len(heading) + len(passage.lines) + FRAME_CHARS
-            chars_left -= around
-            tokens_left -= around // FRAME_CHARS_PER_TOKEN
-            if parts and (chars_left < MIN_CHARS or tokens_left < MIN_CHARS // FRAME_CHARS_PER_TOKEN):
+            around_chars = len(heading) + len(passage.lines) + FRAME_CHARS
+            chars_left -= around_chars
+            tokens_left -= around_chars // FRAME_CHARS_PER_TOKEN
+            is_full = chars_left < MIN_CHARS or tokens_left < MIN_CHARS // FRAME_CHARS_PER_TOKEN
+            if parts and is_full:
                 break
             max_chars = max(min(chars_left, fitting_chars(passage.text, tokens_left)), MIN_CHARS)
             text = passage.text[: boundary(passage.text, max_chars)]
@@ -167,7 +187,11 @@ class _SearchResult:
     def _shown(
         self, first: str, parts: list[Part], last: str = "", following: str | None = None, total: int | None = None
     ) -> ShownOutput:
-        if self.artifact.items is None:  # a text of an earlier version, which contains frames
+        """Return passages between a `first` and a `last` line.
+
+        `following` is the cursor of the next places of a phrase, `total` the number of all its places.
+        """
+        if self.artifact.items is None:  # an earlier version stored the text, with the marks around untrusted text
             parts = [without_frames(part) for part in parts]
         shown = "\n\n".join(filter(None, (first, framed(parts), last)))
         state = {

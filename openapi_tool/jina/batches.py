@@ -1,4 +1,7 @@
-"""Batches: the items of a call, and their outputs as one."""
+"""Batches: one call with a list of queries or addresses, its *items*. Splits the call, and joins the outputs.
+
+A repeated item is requested once, so `outcomes` below has each different item once.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +18,22 @@ from openapi_tool.tools.output import Item, ToolOutput, Usage, cost
 from openapi_tool.tools.problems import Problem, argument_path, listed
 from openapi_tool.tools.wording import one_line
 
-_SHOWN_CHARS = 200
+_SHOWN_CHARS = 200  # of an item in texts for the model
 _DETAIL_CHARS = 500  # of an item in an error's detail, which is stored several times
 
 
 def batch_items(definition: ToolDefinition, arguments: Arguments, max_items: int) -> list[str] | None:
     """Return the items of a batch call; None for a tool without batches.
 
-    Raises BadRequest, or ToolMisconfigured if the definition sets the items, with every invalid item.
+    Raises BadRequest for invalid items, or ToolMisconfigured if the definition sets them. The error names all of them.
     """
     plural = definition.built_in.list_argument
     if plural is None:
         return None
     problems = item_problems(definition, arguments, max_items)
     item_errors = [problem for problem in problems if problem.path[0] == plural]
-    if item_errors and plural in arguments.values.keys() - arguments.by_model:
+    is_set_by_definition = plural in arguments.values and plural not in arguments.by_model
+    if item_errors and is_set_by_definition:
         group = ("options", "args", "fixed" if plural in definition.fixed else "defaults")
         lines = [str(replace(problem, path=(*group, *problem.path))) for problem in item_errors]
         raise unusable(definition.tool_name, listed(lines))
@@ -39,7 +43,7 @@ def batch_items(definition: ToolDefinition, arguments: Arguments, max_items: int
 
 
 def item_problems(definition: ToolDefinition, arguments: Arguments, max_items: int) -> list[Problem]:
-    """Return wrong items, and a query or address beside the list."""
+    """Return the problems of the items, and of a query or address that is given beside the list."""
     plural = definition.built_in.list_argument or ""
     items = arguments.values.get(plural)
     single = [name for name in sorted(arguments.by_model) if fold(name) in definition.operation.main_parameter_names]
@@ -51,7 +55,7 @@ def item_problems(definition: ToolDefinition, arguments: Arguments, max_items: i
 
 
 def item_arguments(definition: ToolDefinition, arguments: Arguments, item: str) -> Arguments:
-    """Return the arguments for one item."""
+    """Return the arguments for one item: the item in place of the list, and all other arguments."""
     operation = definition.operation
     plural = definition.built_in.list_argument
     shared = {
@@ -59,12 +63,14 @@ def item_arguments(definition: ToolDefinition, arguments: Arguments, item: str) 
         for name, value in arguments.values.items()
         if name != plural and fold(name) not in operation.main_parameter_names
     }
-    by_model = arguments.by_model - {plural} | ({operation.argument} if plural in arguments.by_model else set())
+    by_model = arguments.by_model - {plural}
+    if plural in arguments.by_model:
+        by_model |= {operation.argument}
     return replace(arguments, values={**shared, operation.argument: item}, by_model=by_model)
 
 
 def batch_output(items: Sequence[str], outcomes: Mapping[str, ToolOutput | ToolError]) -> ToolOutput:
-    """Combine all outcomes. Raises ToolError if no item succeeded."""
+    """Join the outcomes of all items to one output. Raises ToolError if no item succeeded."""
     outputs = {item: outcome for item, outcome in outcomes.items() if isinstance(outcome, ToolOutput)}
     errors = {item: outcome for item, outcome in outcomes.items() if isinstance(outcome, ToolError)}
     if not outputs:
@@ -74,14 +80,7 @@ def batch_output(items: Sequence[str], outcomes: Mapping[str, ToolOutput | ToolE
     head = _head(succeeded, without_page, len(items))
     shown = [Item(caption=head)] if head else []
     for item, outcome in outcomes.items():
-        label = f"{_positions(items, item)} of {len(items)}"
-        caption = f"## {label}: {one_line(item)[:_SHOWN_CHARS]}"
-        if isinstance(outcome, ToolOutput):
-            parts = outcome.items
-        else:
-            parts = (Item(caption=f"Failed ({outcome.code}): {outcome.message}"),)
-        first, *others = (part._replace(label=label) for part in parts)
-        shown += [first._replace(caption=f"{caption}\n{first.caption}".rstrip()), *others]
+        shown += _labelled(items, item, outcome)
     state: dict[str, object] = {"succeeded": succeeded, "failed": len(items) - succeeded}
     if without_page:
         state["without_page"] = without_page
@@ -95,6 +94,18 @@ def batch_output(items: Sequence[str], outcomes: Mapping[str, ToolOutput | ToolE
     )
 
 
+def _labelled(items: Sequence[str], item: str, outcome: ToolOutput | ToolError) -> list[Item]:
+    """Return what is shown of an item, below a heading such as `## 1 and 3 of 4: ITEM`."""
+    label = f"{_positions(items, item)} of {len(items)}"
+    heading = f"## {label}: {one_line(item)[:_SHOWN_CHARS]}"
+    if isinstance(outcome, ToolOutput):
+        parts = outcome.items
+    else:
+        parts = (Item(caption=f"Failed ({outcome.code}): {outcome.message}"),)
+    first, *others = (part._replace(label=label) for part in parts)
+    return [first._replace(caption=f"{heading}\n{first.caption}".rstrip()), *others]
+
+
 def _is_not_the_page(output: ToolOutput) -> bool:
     """Return whether a warning says that the text is not the page that was asked for."""
     warnings = output.state.get("warnings")
@@ -102,19 +113,19 @@ def _is_not_the_page(output: ToolOutput) -> bool:
 
 
 def _head(succeeded: int, without_page: int, count: int) -> str:
-    """Return what a reader of a batch must know first: how many items are what was asked for."""
-    if without_page:
-        text = (
-            f"{succeeded - without_page} of {count} succeeded. Without the page: {without_page}, see the warning below."
-        )
-        if succeeded < count:
-            text += f" Failed: {count - succeeded}, see the error below."
-        return text
-    return f"{succeeded} of {count} succeeded; the errors of the others are below." if succeeded < count else ""
+    """Return what a reader of a batch must know first: how many of `count` items are what was asked for.
+
+    Of those that `succeeded`, `without_page` have a text that is not the page. The head is empty if all is well.
+    """
+    failed = count - succeeded
+    if not without_page:
+        return f"{succeeded} of {count} succeeded; the errors of the others are below." if failed else ""
+    text = f"{succeeded - without_page} of {count} succeeded. Without the page: {without_page}, see the warning below."
+    return f"{text} Failed: {failed}, see the error below." if failed else text
 
 
 def _positions(items: Sequence[str], item: str) -> str:
-    """Return positions such as `1 and 3`: a repeated item is requested only once."""
+    """Return the positions of an item in the list, such as `1 and 3` for one that is repeated."""
     return " and ".join(str(number) for number, given in enumerate(items, start=1) if given == item)
 
 
@@ -125,16 +136,10 @@ def _state(outcome: ToolOutput | ToolError) -> dict[str, Any]:
 
 
 def _all_failed(items: Sequence[str], errors: Mapping[str, ToolError]) -> ToolError:
-    """Return an error of the first one's type whose message lists each reason once."""
+    """Return the error of a batch without success. It has the type of the first error."""
     first = next(iter(errors.values()))
-    reasons: dict[str, list[str]] = {}
-    for item, error in errors.items():
-        reasons.setdefault(error.message, []).append(f"{_positions(items, item)} ({one_line(item)[:_SHOWN_CHARS]})")
-    message = first.message
-    if len(reasons) > 1:
-        message = "Every item failed. " + " ".join(f"{', '.join(named)}: {text}" for text, named in reasons.items())
     failure = type(first)(
-        message,
+        _all_reasons(items, errors),
         detail={"results": [{"item": item[:_DETAIL_CHARS], **error.as_error()} for item, error in errors.items()]},
         retryable=any(error.retryable for error in errors.values()),
         retry_after=max(filter(None, (error.retry_after for error in errors.values())), default=None),
@@ -143,3 +148,14 @@ def _all_failed(items: Sequence[str], errors: Mapping[str, ToolError]) -> ToolEr
     usage = sum(map(cost, errors.values()), Usage())
     failure.tokens, failure.requests = usage.tokens, usage.requests
     return failure
+
+
+def _all_reasons(items: Sequence[str], errors: Mapping[str, ToolError]) -> str:
+    """Return each reason once, such as `Every item failed. 1 (ITEM), 3 (ITEM): REASON 2 (ITEM): REASON`."""
+    named: dict[str, list[str]] = {}
+    for item, error in errors.items():
+        name = f"{_positions(items, item)} ({one_line(item)[:_SHOWN_CHARS]})"
+        named.setdefault(error.message, []).append(name)
+    if len(named) == 1:
+        return next(iter(named))
+    return "Every item failed. " + " ".join(f"{', '.join(names)}: {reason}" for reason, names in named.items())

@@ -1,13 +1,19 @@
-"""Limit of the memory that upstream responses use: a FIFO byte semaphore with a reserve.
+"""Limit of the memory that upstream responses use: a semaphore that counts bytes, with a reserve.
 
-A `ResponseMemory` is the memory of a call from its first large response until its commit, a `RequestContext` holds the
-part for one response. Responses of up to 64 kB take no memory from the semaphore, so they never wait behind large ones.
+Three objects take part:
 
-Deadlock: two calls that hold memory and need more could wait for each other. So the reserve, as much as any call may
-need, goes to one such call at a time. That call never waits for memory again, so it ends and releases the reserve.
+- `ByteSemaphore`: the memory of the process; it grants bytes in the order in which calls ask for them.
+- `ResponseMemory`: what one call holds of it, from its first large response until its result is stored.
+- `RequestContext`: the part of that for one upstream request, with the facts of its response.
 
-Fairness: one project holds at most half of the memory outside the reserve, so that deliberately slow responses cannot
-block other projects.
+Responses of up to 64 kB (`SMALL`) take no memory from the semaphore, so they never wait behind large ones.
+
+**No deadlock.** Two calls that hold memory and need more could wait for each other. So a part of the memory is a
+*reserve*, as large as the most that one call may need. One call at a time gets it. That call never waits for memory
+again, so it ends, and releases the reserve.
+
+**Fairness.** One project holds at most half of the memory outside of the reserve. So it cannot block other projects
+with responses that are slow on purpose.
 """
 
 from __future__ import annotations
@@ -22,48 +28,60 @@ from openapi_tool.engine.call import Call
 from openapi_tool.protocol.attempts import MAX_ATTEMPTS, UpstreamAttempt
 from openapi_tool.tools.inline_bounds import SMALL
 
-_ASCII_FACTOR, _TWO_BYTE_FACTOR, _FOUR_BYTE_FACTOR = 6, 8, 14
-"""Bytes of memory per byte of a body until the result is committed: parsed, rendered, as JSON, in the driver.
-
-Python stores a string with one, two or four bytes per character, depending on its widest: one emoji makes 40 MB of a
-page of 10 MB. Measured by scripts/answer_costs.py, and rounded up.
-"""
+# Bytes of memory per byte of a body, until its result is stored: parsed, rendered, as JSON, and in the driver. Python
+# stores a string with one, two or four bytes per character, as its widest character needs: one emoji makes 40 MB of a
+# page of 10 MB. Measured by scripts/answer_costs.py, and rounded up.
+_ASCII_FACTOR = 6
+_TWO_BYTE_FACTOR = 8
+_FOUR_BYTE_FACTOR = 14
 _FOUR_BYTE_MARKS = (*(bytes([first]) for first in range(0xF0, 0xF5)), rb"\ud", rb"\uD")
-"""How such characters begin: in UTF-8, and as an escape, which is then half of a surrogate pair."""
+"""Beginnings of characters that need four bytes: in UTF-8, and as escapes of JSON (half of a surrogate pair)."""
 
 
 def memory_of(body: bytes | bytearray) -> int:
-    """Return the bytes that a response needs until its result is committed."""
+    """Return the bytes that a response needs until its result is stored."""
     if body.isascii() and rb"\u" not in body:
         factor = _ASCII_FACTOR
+    elif any(mark in body for mark in _FOUR_BYTE_MARKS):
+        factor = _FOUR_BYTE_FACTOR
     else:
-        factor = _FOUR_BYTE_FACTOR if any(mark in body for mark in _FOUR_BYTE_MARKS) else _TWO_BYTE_FACTOR
+        factor = _TWO_BYTE_FACTOR
     return len(body) * factor
 
 
 def memory_to_hold(body: bytes | bytearray) -> int:
-    """Return the bytes to hold for a response: none for a small one, as to count it would cost more than it takes."""
+    """Return the bytes to hold for a response: none for a small one, which takes less than counting it would cost."""
     return memory_of(body) if len(body) > SMALL else 0
 
 
 def max_call_memory(max_response_bytes: int) -> int:
-    """Return the maximum of one call's responses."""
+    """Return the most that the responses of one call may need."""
     return max_response_bytes * _FOUR_BYTE_FACTOR
 
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
+    """A call that waits for `size` bytes more; `granted` is done once it has them."""
+
     memory: ResponseMemory
     size: int
     granted: asyncio.Future[None]
 
 
+# Ranks of waiters: a lower one comes first. Waiters of one rank stay in their order.
+_HAS_RESERVE = 0
+_HOLDS_MEMORY = 1
+_HOLDS_MEMORY_AFTER_RESERVE = 2  # its project was the last that had the reserve, and could keep it for ever
+_HOLDS_NONE = 3
+
+
 class ByteSemaphore:
     """Memory of `total_bytes` for the process; `reserve_bytes` of them are for one call that already holds memory.
 
-    FIFO with two exceptions: calls that hold memory come before those that hold none, since they release it sooner; and
-    no call waits behind calls of a project that has used up its share. While a call has the reserve, its `held` is 0.
-    `free_bytes` does not count the reserve.
+    Waiting calls are served in their order, with two exceptions. Calls that hold memory come before those that hold
+    none, since they release it sooner. And no call waits behind calls of a project that has used up its share.
+
+    `free_bytes` does not count the reserve. The call that has the reserve holds nothing else (`held` is 0).
     """
 
     def __init__(self, total_bytes: int, reserve_bytes: int = 0) -> None:
@@ -80,11 +98,11 @@ class ByteSemaphore:
         return len(self._waiting)
 
     def for_call(self, project: str | None = None) -> ResponseMemory:
-        """Return the memory of a call; `project` None has no share limit."""
+        """Return the memory of a new call; without a `project` no share limits it."""
         return ResponseMemory(self, project)
 
     async def take(self, memory: ResponseMemory, size: int) -> None:
-        """Wait until `memory` holds `size` bytes more. A cancelled wait takes nothing."""
+        """Wait until a call holds `size` bytes more in `memory`. A cancelled wait takes nothing."""
         if self.try_take(memory, size):
             return
         waiter = _Waiter(memory, size, asyncio.get_running_loop().create_future())
@@ -93,8 +111,9 @@ class ByteSemaphore:
         try:
             await waiter.granted
         except asyncio.CancelledError:
-            if waiter.granted.done() and not waiter.granted.cancelled():
-                self.give(memory, size)  # granted in the same loop iteration in which the wait was cancelled
+            was_granted = waiter.granted.done() and not waiter.granted.cancelled()
+            if was_granted:  # in the same iteration of the event loop in which the wait was cancelled
+                self.give(memory, size)
             else:
                 with suppress(ValueError):
                     self._waiting.remove(waiter)
@@ -102,10 +121,11 @@ class ByteSemaphore:
             raise
 
     def try_take(self, memory: ResponseMemory, size: int) -> bool:
-        """Take `size` bytes more if that needs no wait; return whether it did."""
+        """Take `size` bytes more if that needs no wait; return whether it took them."""
         if memory.has_reserve:
             return True
-        if size > self.free_bytes or not self._within_share(memory, size) or self._must_queue(memory):
+        is_free = size <= self.free_bytes and self._within_share(memory, size)
+        if not is_free or self._must_queue(memory):
             return False
         self._move(memory, size)
         return True
@@ -122,7 +142,11 @@ class ByteSemaphore:
         self.give(memory, memory.held)
 
     def release_all_but(self, memory: ResponseMemory, size: int) -> None:
-        """Release all but `size` bytes. The reserve is kept, whole, if fewer than `size` bytes are free beside it."""
+        """Release all but `size` bytes.
+
+        A call that has the reserve gives it back, and takes `size` bytes of the other memory in its place. If fewer are
+        free, it keeps the whole reserve.
+        """
         if memory.has_reserve:
             if size > self.free_bytes:
                 return
@@ -132,23 +156,36 @@ class ByteSemaphore:
         self.give(memory, max(0, memory.held - size))
 
     def _serve(self) -> None:
-        while self._waiting and (waiter := self._next_waiter()):
-            memory = waiter.memory
-            if not memory.has_reserve:
-                if waiter.size <= self.free_bytes and self._within_share(memory, waiter.size):
-                    self._move(memory, waiter.size)
-                else:
-                    self._reserve_is_free = False
-                    self._last_reserve_project = memory.project
-                    memory.has_reserve = True
-                    self._move(memory, -memory.held)  # the reserve covers all that the call may need
+        """Grant memory to all waiters that can have it now."""
+        while self._waiting:
+            waiter = self._next_waiter()
+            if waiter is None:
+                return
+            self._grant(waiter)
             self._waiting.remove(waiter)
             waiter.granted.set_result(None)
 
+    def _grant(self, waiter: _Waiter) -> None:
+        """Give a waiter its bytes, or the reserve if so many are not free."""
+        memory = waiter.memory
+        if memory.has_reserve:  # it covers all that the call may need
+            return
+        if waiter.size <= self.free_bytes and self._within_share(memory, waiter.size):
+            self._move(memory, waiter.size)
+        else:
+            self._reserve_is_free = False
+            self._last_reserve_project = memory.project
+            memory.has_reserve = True
+            self._move(memory, -memory.held)
+
     def _next_waiter(self) -> _Waiter | None:
-        """Skip projects at their share; return None if the next waiter must wait for free memory."""
+        """Return the next waiter that can have its memory now, if any; skip projects that have used up their share.
+
+        The first waiter of another project is waited for: while too little memory is free for it, nobody comes next.
+        """
         blocked_projects: set[str | None] = set()
-        for waiter in sorted((one for one in self._waiting if not one.granted.done()), key=self._rank):
+        waiters = [waiter for waiter in self._waiting if not waiter.granted.done()]
+        for waiter in sorted(waiters, key=self._rank):
             memory = waiter.memory
             if memory.has_reserve or (memory.held and self._reserve_is_free):
                 return waiter
@@ -158,24 +195,24 @@ class ByteSemaphore:
         return None
 
     def _rank(self, waiter: _Waiter) -> int:
-        """Return the place in the queue, the lowest first; waiters of one rank stay in their order.
-
-        0: has the reserve. 1: holds memory. 2: holds memory, but its project was the last to have the reserve, and
-        could keep it for ever. 3: holds none.
-        """
         memory = waiter.memory
         if memory.has_reserve:
-            return 0
+            return _HAS_RESERVE
         if not memory.held:
-            return 3
-        return 2 if memory.project is not None and memory.project == self._last_reserve_project else 1
+            return _HOLDS_NONE
+        had_reserve_last = memory.project is not None and memory.project == self._last_reserve_project
+        return _HOLDS_MEMORY_AFTER_RESERVE if had_reserve_last else _HOLDS_MEMORY
 
     def _within_share(self, memory: ResponseMemory, size: int) -> bool:
-        # A project that holds nothing may exceed its share, or it could never load a large page.
+        """Return whether the project of a call may hold `size` bytes more.
+
+        A project that holds nothing may exceed its share, or it could never load a large page.
+        """
         held = self._held_by[memory.project]
         return memory.project is None or not held or held + size <= self._share
 
     def _must_queue(self, memory: ResponseMemory) -> bool:
+        """Return whether a waiter comes before a call: one of the same project, or of one within its share."""
         return any(
             waiter.memory.project == memory.project or self._within_share(waiter.memory, waiter.size)
             for waiter in self._waiting
@@ -183,7 +220,7 @@ class ByteSemaphore:
         )
 
     def _move(self, memory: ResponseMemory, size: int) -> None:
-        """Move `size` bytes, which may be negative, to `memory`."""
+        """Move `size` free bytes to `memory`; if negative, move them back."""
         self.free_bytes -= size
         memory.held += size
         if memory.project is not None:
@@ -193,9 +230,14 @@ class ByteSemaphore:
 
 
 class ResponseMemory:
-    """Memory of a call (see `CallMemory` in `engine/call.py`).
+    """Memory of a call; it implements `engine.call.CallMemory`.
 
-    It is released when the last `with` block ends: a shared request may outlive the call that started it.
+    - `held`: bytes that the call holds. The semaphore changes it.
+    - `has_reserve`: whether the call has the reserve in their place. The semaphore changes it.
+    - `body_bytes`: bytes of all response bodies of the call so far. Its requests change it.
+
+    All is released when the last `with` block of it ends. A shared request has a block of its own, because it may
+    outlive the call that started it.
     """
 
     def __init__(self, semaphore: ByteSemaphore, project: str | None = None) -> None:
@@ -225,7 +267,13 @@ class ResponseMemory:
 
 
 class RequestContext:
-    """One upstream request of `call`, retries included: memory of its response, and its status once it arrives."""
+    """One upstream request of `call`, retries included.
+
+    It holds memory for the response of the current attempt, and knows:
+
+    - `body_bytes`: bytes of its body so far;
+    - `http_status`: its HTTP status, None until it arrives.
+    """
 
     def __init__(self, call: Call, memory: ResponseMemory, semaphore: ByteSemaphore) -> None:
         self.call = call
@@ -236,18 +284,18 @@ class RequestContext:
         self.http_status: int | None = None
 
     def record_attempt(self, attempt: UpstreamAttempt) -> None:
-        """Record a request that is sent now."""
+        """Record in the call that a request is sent now."""
         self.http_status = None
         if len(self.call.attempts) < MAX_ATTEMPTS:
             self.call.attempts.append(attempt)
 
     def record_permit_wait(self, begin: float, end: float) -> None:
-        """Record a wait for a permit of the rate limit."""
+        """Record a wait for a permit in the call; begin and end are seconds of the monotonic clock."""
         if len(self.call.permit_waits) < MAX_ATTEMPTS:
             self.call.permit_waits.append((begin, end))
 
     async def hold(self, size: int) -> None:
-        """Hold `size` bytes; wait if that is more than before."""
+        """Hold `size` bytes in place of those held before. If that is more, wait until they are free."""
         if size > self._held:
             await self._semaphore.take(self._memory, size - self._held)
         elif size < self._held:

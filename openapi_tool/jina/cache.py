@@ -1,4 +1,9 @@
-"""Response cache with single-flight: identical concurrent calls of one session share one request."""
+"""Response cache: equal calls of one session share a response, also while its request runs.
+
+The call that comes first *starts* the request, and equal calls that come meanwhile *join* it. The request runs in a
+task of its own, so it goes on while any of these calls waits for it. Its cost is reported by one call, the first whose
+wait ends.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +24,8 @@ from openapi_tool.concurrency.long_steps import without_other_long_steps
 from openapi_tool.jina.byte_semaphore import RequestContext, memory_to_hold
 from openapi_tool.jina.failures import too_late
 from openapi_tool.jina.options import CacheOptions
+from openapi_tool.jina.packed_output import pack_output, unpack_output
 from openapi_tool.jina.request import UpstreamRequest
-from openapi_tool.jina.response import pack_output, unpack_output
 from openapi_tool.protocol.errors import ToolError, ToolTimeout, without_traceback
 from openapi_tool.protocol.payload import unpack
 from openapi_tool.telemetry import metrics
@@ -31,16 +36,19 @@ from openapi_tool.tools.inline_bounds import SMALL
 from openapi_tool.tools.output import COPIES_OF_COMMIT, NO_USAGE, Meter, ToolOutput, items_chars, texts
 
 _ENTRY_OVERHEAD_BYTES = 480  # of an entry beside its response: key, links, dictionary slots
-_END_S = 1.0  # of a cancelled request, if its call is cancelled again
-_HASH_KEY = secrets.token_bytes(32)
+_CANCEL_GRACE_S = 1.0  # that a cancelled request gets to end
+_HASH_KEY = secrets.token_bytes(32)  # of this process: the cache is in its memory
 
 Fetch = Callable[[Meter], Coroutine[Any, Any, ToolOutput]]
+"""Sends a request and returns its output; it counts the cost in the meter."""
 
 
 def cache_key(definition: ToolDefinition, arguments: Arguments, request: UpstreamRequest) -> bytes:
-    """Return a keyed hash, as the body may contain secrets, of all that determines response and owner (protocol 5).
+    """Return a hash of all that determines a response and who may see it (protocol 5).
 
-    The session identity stands for project, agent and session alias; the tool's name stands for its API key.
+    - The session identity stands for project, agent and session.
+    - The tool's name stands for its API key.
+    - The hash is keyed, since the body may contain secrets that a plain hash would let others guess.
     """
     parts = (
         arguments.session_identity,
@@ -57,9 +65,11 @@ def cache_key(definition: ToolDefinition, arguments: Arguments, request: Upstrea
 
 @dataclass(slots=True)
 class _InFlightRequest:
-    """Shared request, number of calls `waiting` for it, and in `meter` its cost that none of them has reported yet.
+    """A request that runs, and that calls share.
 
-    Its task returns a ToolError instead of raising it: each call that waits raises a copy of its own.
+    - `task` returns the outcome. It returns a ToolError instead of raising it, since each call raises a copy.
+    - `meter` has the cost that no call has reported yet.
+    - `waiting` is the number of calls that wait for the outcome.
     """
 
     key: bytes
@@ -69,9 +79,9 @@ class _InFlightRequest:
 
 
 class ResponseCache:
-    """Successful responses by key, for `ttl_s` seconds (0 disables the cache), at most `max_bytes` in all.
+    """Outputs of successful requests by key: for `ttl_s` seconds (0 disables the cache), and of at most `max_bytes`.
 
-    Responses are cached packed: one object of known size instead of dozens.
+    An output is stored as packed bytes, whose size is known; as objects it would be dozens of them.
     """
 
     def __init__(self, options: CacheOptions) -> None:
@@ -87,14 +97,15 @@ class ResponseCache:
         context: RequestContext,
         meter: Meter,
     ) -> ToolOutput:
-        """Return the cached response, that of an identical request in flight, or that of `fetch`. Raises ToolError.
+        """Return the cached output, that of an equal request in flight, or that of `fetch`. Raises ToolError.
 
-        `context` holds the memory of a cached or shared response; `fetch` reserves memory itself. Of calls that share a
-        request, the first to end gets the cost so far in its `meter`, so each request is reported once.
+        `fetch` reserves the memory of its response itself; for any other output `context` holds the memory. `meter`
+        gets the cost of the request if this call is the one that reports it.
         """
         if not self._options.ttl_s > 0:
             return await fetch(meter)
-        if (cached := self._responses.get(key)) is not None:
+        cached = self._responses.get(key)
+        if cached is not None:
             await _hold(context, memory_to_hold(cached), deadline)
             await without_other_long_steps(len(cached))
             metrics.CACHE_HITS.inc()
@@ -103,7 +114,7 @@ class ResponseCache:
         pending = self._in_flight[key] if joined else self._start(key, fetch)
         outcome = await self._wait(pending, deadline, meter)
         if joined and isinstance(outcome, ToolTimeout) and deadline.remaining() > 0:
-            # The request ended at the deadline of the call that started it, which was earlier than this one: try again.
+            # The request ended at the deadline of the call that started it. This call has more time: try again.
             return await self.get(key, deadline, fetch, context, meter)
         if isinstance(outcome, ToolError):
             raise copy.copy(outcome)
@@ -111,8 +122,8 @@ class ResponseCache:
             return outcome
         needed = _commit_memory(outcome)
         if not context.try_hold(needed):
-            # Until this call holds memory of its own, the output occupies that of the call that started the request. So
-            # drop the output, and look it up after the wait.
+            # The output is in the memory of the call that started the request, until this call holds memory of its own.
+            # Do not keep it there while this call waits for memory: drop it, and look it up afterwards.
             del outcome, pending
             await _hold(context, needed, deadline)
             return await self.get(key, deadline, fetch, context, meter)
@@ -120,6 +131,7 @@ class ResponseCache:
         return replace(outcome, cached=True, usage=NO_USAGE)
 
     def _start(self, key: bytes, fetch: Fetch) -> _InFlightRequest:
+        """Start a request that equal calls can join."""
         metrics.CACHE_MISSES.inc()
         meter = Meter()
         task = asyncio.create_task(self._run(key, fetch(meter)))
@@ -128,12 +140,14 @@ class ResponseCache:
         return pending
 
     async def _run(self, key: bytes, request: Coroutine[Any, Any, ToolOutput]) -> ToolOutput | ToolError:
+        """Wait for the request, and store its output if the cache has room for it. Return output or error."""
         try:
             output = await request
         except ToolError as error:
             return without_traceback(error)
-        if (size := items_chars(output.items)) <= self._options.max_bytes:
-            with suppress(asyncio.CancelledError):  # it is paid for, so store it all the same
+        size = items_chars(output.items)
+        if size <= self._options.max_bytes:  # else its bytes are even more
+            with suppress(asyncio.CancelledError):  # it is paid, so store it all the same
                 await without_other_long_steps(size)
             packed = pack_output(output)
             if _size(packed) <= self._options.max_bytes:
@@ -144,14 +158,17 @@ class ResponseCache:
     def _on_done(self, pending: _InFlightRequest) -> None:
         self._remove(pending)
         if not pending.task.cancelled():
-            pending.task.exception()  # mark as retrieved, else asyncio logs it if no call waits any more
+            pending.task.exception()  # asyncio logs an exception that nobody asks for, and perhaps no call waits
 
     def _remove(self, pending: _InFlightRequest) -> None:
         if self._in_flight.get(pending.key) is pending:
             del self._in_flight[pending.key]
 
     async def _wait(self, pending: _InFlightRequest, deadline: Deadline, meter: Meter) -> ToolOutput | ToolError:
-        """Return the outcome of a shared request. Raises ToolTimeout if the deadline comes first."""
+        """Return the outcome of a shared request. Raises ToolTimeout if the deadline comes first.
+
+        The last call that gives up waiting cancels the request. The first whose wait ends takes the cost into `meter`.
+        """
         pending.waiting += 1
         try:
             async with deadline.limit():
@@ -162,12 +179,13 @@ class ResponseCache:
             pending.waiting -= 1
             if not pending.waiting:
                 self._remove(pending)  # first, so that no call joins a cancelled request
-                if pending.task.cancel():
-                    await shielded(asyncio.wait([pending.task]), _END_S)  # then its cost is known
+                if pending.task.cancel():  # it still ran
+                    await shielded(asyncio.wait([pending.task]), _CANCEL_GRACE_S)  # then its cost is known
             meter.add(pending.meter.take())
 
 
 async def _hold(context: RequestContext, size: int, deadline: Deadline) -> None:
+    """Wait until `context` holds `size` bytes. Raises ToolTimeout at the deadline."""
     try:
         async with deadline.limit():
             await context.hold(size)
@@ -176,10 +194,11 @@ async def _hold(context: RequestContext, size: int, deadline: Deadline) -> None:
 
 
 def _commit_memory(output: ToolOutput) -> int:
-    """Return the bytes that a call needs to commit a shared response."""
+    """Return the bytes that a call needs to commit a response that it shares: none for a small one."""
     size = sum(map(sys.getsizeof, texts(output.items)))
     return COPIES_OF_COMMIT * size if size > SMALL else 0
 
 
 def _size(packed: bytes) -> int:
+    """Return the bytes that an entry of the cache takes."""
     return len(packed) + _ENTRY_OVERHEAD_BYTES

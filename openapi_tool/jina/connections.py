@@ -1,10 +1,11 @@
-"""aiohttp's session with changes for which it has no public option; no other module uses private names of aiohttp.
+"""aiohttp's session with three changes; no other module uses private names of aiohttp.
 
-Its own protocol class gives unsolicited data to the next request on the connection: a surplus response would go to
-another project's call, and an endless one would fill the memory. So `UpstreamConnection` replaces it. And it would send
-a GET again that got no response, which would be billed twice (ADR 1).
+- `UpstreamConnection` replaces aiohttp's protocol class, which gives data that nobody asked for to the next request on
+  the connection. A surplus response would go to another project's call, and an endless one would fill the memory.
+- `_Connector` shares the connections fairly among projects.
+- A GET without a response is not sent again, since it would be billed twice (ADR 1).
 
-`__main__.py` refuses another minor version of aiohttp.
+aiohttp has no public option for these. So `__main__.py` refuses another minor version of aiohttp.
 """
 
 from __future__ import annotations
@@ -35,25 +36,34 @@ from openapi_tool.open_files import with_free_file
 from openapi_tool.telemetry import metrics
 
 _PIECE_BYTES = 8 * 1024
-_MAX_INFORMATIONAL = 8
-_MAX_NON_BODY_BYTES = 32 * 1024
+"""Received data is parsed in pieces of this size, each followed by the checks of `UpstreamConnection`."""
+_MAX_INFORMATIONAL = 8  # responses with a status 1xx before the final one
+_MAX_NON_BODY_BYTES = 32 * 1024  # received in a row without a byte of the body
+_MAX_HEADER_BYTES = 8_190  # of one header
+_MAX_HEADERS = 100  # of one response
+
+# A body may come in *chunks*. The bytes around each, its *framing*, are at least 5. To parse a chunk costs as much as a
+# kilobyte of body, so many small chunks would use up the event loop.
+
 _FRAMING_SHARE = 1 / 100
-"""Chunk framing that costs no turn, as a fraction of the body: one chunk per 500 bytes of body, as a chunk has at least
-5 bytes of it. Parsing a chunk costs as much as parsing a kilobyte of body."""
+"""Framing that is free, as a fraction of the body: one chunk per 500 bytes."""
 
 _MAX_FRAMING_BYTES = 10 * 1024
-"""Framing beyond that share that costs no turn: a piece with the end of a head, and up to 2,000 chunks, or 4 ms."""
+"""Framing beyond that share that is still free: up to 2,000 chunks, or 4 ms, and a piece with the end of a head."""
 
 _TURN_S = 2.5e-6
-"""Seconds until the next turn for each byte of framing in this one. Parsing a chunk takes 2 to 3 µs of CPU and it has 5
-bytes of framing or more, so that small chunks use about a fifth of the event loop; those of 64 bytes pass at 4 MB/s."""
+"""Seconds until the next turn, for each byte of framing in this one.
 
-_MAX_HEADER_BYTES, _MAX_HEADERS = 8_190, 100
+To parse a chunk takes 2 to 3 µs of CPU for 5 bytes of framing or more. So small chunks use about a fifth of the event
+loop; chunks of 64 bytes pass at 4 MB/s.
+"""
 
-_CLOSE_S = 1.0  # of a connection that was aborted, which takes some iterations of the event loop
+_CLOSE_S = 1.0  # for a connection that was aborted to end, which takes some iterations of the event loop
+_DNS_CACHE_S = 60  # for which an address of a host is used
+_CONNECT_S = 10.0  # for a connection to be made
 
 HANDSHAKES = 16
-"""Maximum concurrent connection attempts: handshakes then take at most 10 ms of an iteration of the event loop."""
+"""Maximum attempts to connect at once: in one iteration of the event loop, handshakes then take 10 ms at most."""
 
 current_project: ContextVar[str] = ContextVar("project", default="")
 """Project of the request that the current task sends."""
@@ -71,22 +81,23 @@ class ResponseAborted(ClientConnectionError):
 
 
 class FirstResponseAborted(ResponseAborted):
-    """The same for the first request of a connection: the data cannot be the surplus of an earlier response."""
+    """The same, for the first request of a connection: what was received cannot be surplus of an earlier response."""
 
 
 class UpstreamConnection(ResponseHandler):
-    """aiohttp protocol that aborts the connection on unsolicited or malicious data.
+    """aiohttp's protocol of one connection, which aborts it on data that nobody asked for, or that would do harm.
 
     It aborts on:
+
     - the first byte that no request asked for;
-    - the ninth informational response. Data is parsed in pieces of 8 kB, since a single TLS read can contain 14,000
-      of them, which take a second to parse;
-    - 32 kB without a body byte: a head or trailers, which the parser buffers.
+    - the ninth informational response. One read can contain 14,000 of them, which would take a second to parse; so data
+      is parsed in pieces of 8 kB;
+    - 32 kB without a byte of a body: headers or trailers, which the parser keeps in memory.
 
-    A pending request then fails with (First)ResponseAborted; a response that is already complete stays readable.
+    A pending request then fails with (First)ResponseAborted. A response that is already complete stays readable.
 
-    After some 2,000 chunks, and one more per 500 bytes of body, each piece waits for a turn: 400,000 chunks take a
-    second, whatever their size. All connections share the `turns`, and the projects of their requests take turns.
+    Small chunks are slowed down. After the framing that is free, each further piece waits for a *turn*. All connections
+    share the `turns`, and their projects take turns: together they parse 400,000 chunks in a second.
     """
 
     project = ""
@@ -97,34 +108,42 @@ class UpstreamConnection(ResponseHandler):
         super().__init__(loop)
         self._turns = turns
         self._opened = opened
+        # The connection.
         self._made: asyncio.Transport | None = None  # aiohttp forgets its own when it begins to close
-        self._turn: asyncio.Task[None] | None = None
-        self._aborted = False
-        self._requests = 0
-        self._has_head = False  # of the final response
-        self._body: StreamReader | None = None
-        self._informational = self._non_body_bytes = self._framing_bytes = 0
-        self._unparsed = bytearray()
-        self._is_paused = self._is_lost = False
-        self._lost_by: BaseException | None = None
         self._poll: select.poll | None = None
+        self._requests = 0  # sent on it so far
+        self._aborted = False
+        self._is_lost = False
+        self._lost_by: BaseException | None = None
+        # Its received data.
+        self._unparsed = bytearray()
+        self._is_paused = False  # the reader of the body is slow
+        self._turn: asyncio.Task[None] | None = None  # waits for a turn, and then parses a piece
+        # The current response.
+        self._has_head = False  # the head of its final response is parsed
+        self._body: StreamReader | None = None
+        self._informational = 0
+        self._non_body_bytes = 0  # since the last byte of the body
+        self._framing_bytes = 0  # that are not free
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
+        """Begin to use a transport."""
         super().connection_made(transport)
         self._made = cast("asyncio.Transport", transport)
         self._opened.add(self)
 
     def set_response_params(self, **params: Any) -> None:
-        """Expect a response; called before each request is sent."""
+        """Expect a response; aiohttp calls it before it sends a request."""
         self._requests += 1
         self._has_head = False
         self._body = None
-        self._informational = self._non_body_bytes = self._framing_bytes = 0
+        self._informational = 0
+        self._non_body_bytes = 0
+        self._framing_bytes = 0
         super().set_response_params(**params)
 
     def pause_reading(self) -> None:
-        """Stop parsing, as the reader of the body is slow; a lost connection has nothing to wait for."""
+        """Stop parsing, as the reader of the body is slow. On a lost connection go on, since nothing more comes."""
         if not self._is_lost:
             self._is_paused = True
             super().pause_reading()
@@ -134,15 +153,15 @@ class UpstreamConnection(ResponseHandler):
         self._is_paused = False
         super().resume_reading(resume_parser)
         if self._waits_for_turn() and self.transport is not None:
-            self.transport.pause_reading()  # it would be read into memory
+            self.transport.pause_reading()  # else all that comes before the turn would be read into memory
 
     def is_connected(self) -> bool:
-        """Return whether the connection can be reused."""
-        unexpected = self._aborted or self._unparsed or (self._is_idle() and self._has_unread())
-        return super().is_connected() and not unexpected
+        """Return whether the connection can be used for the next request: nothing came that nobody asked for."""
+        has_surplus = self._unparsed or (self._is_idle() and self._has_unread())
+        return super().is_connected() and not self._aborted and not has_surplus
 
     def data_received(self, data: bytes) -> None:
-        """Parse received data; abort if no response is due. Empty data means that the paused reader resumes."""
+        """Parse received data; abort if no response is due. aiohttp passes empty data when a paused reader resumes."""
         self._unparsed += data
         if not data and not self._aborted:
             self._parse(b"")
@@ -160,6 +179,7 @@ class UpstreamConnection(ResponseHandler):
                 self._parse_next()
 
     async def _take_turn(self) -> None:
+        """Wait for a turn and parse one piece; then go on as long as no further turn is needed."""
         project = self.project
         before = self._framing_bytes
         await self._turns.take(project)
@@ -167,7 +187,7 @@ class UpstreamConnection(ResponseHandler):
             if self._unparsed and not self._is_paused:
                 self._parse_next()
         finally:
-            wait_s = _TURN_S * max(0, self._framing_bytes - before)
+            wait_s = _TURN_S * max(0, self._framing_bytes - before)  # until the next turn of any connection
             asyncio.get_running_loop().call_later(wait_s, self._turns.give, project)
         self._turn = None
         self._parse_received()
@@ -182,8 +202,12 @@ class UpstreamConnection(ResponseHandler):
         return self._turn is not None
 
     def _parse_next(self) -> None:
-        # The last byte is a piece of its own: if it is surplus, the response is complete by then. Within a piece the
-        # parser would ignore a blank line behind the response, and keep the beginning of a further one.
+        """Parse the next piece, or abort if no response is due.
+
+        The last byte of what was received is a piece of its own. If it is surplus, the response is complete before it,
+        and that is noticed. Within one piece the parser would ignore a blank line behind the response, and would keep
+        the beginning of a further one.
+        """
         size = min(_PIECE_BYTES, max(1, len(self._unparsed) - 1))
         piece = bytes(self._unparsed[:size])
         del self._unparsed[:size]
@@ -193,19 +217,25 @@ class UpstreamConnection(ResponseHandler):
             self._parse(piece)
 
     def _parse(self, piece: bytes) -> None:
+        """Parse a piece, and count its bytes of the body and its framing."""
         before = self._body_bytes()
         super().data_received(piece)
         if self._is_idle():
             return
-        body_bytes = self._body_bytes()
-        self._non_body_bytes = self._non_body_bytes + len(piece) if body_bytes == before else 0
-        if body := body_bytes - before:  # at least 0, as a large chunk must not allow many small ones later
-            self._framing_bytes = max(0, self._framing_bytes + len(piece) - body - int(body * _FRAMING_SHARE))
+        body_bytes = self._body_bytes() - before
+        if body_bytes:
+            free_bytes = int(body_bytes * _FRAMING_SHARE)
+            framing_bytes = len(piece) - body_bytes - free_bytes
+            # Not below 0, as a large chunk must not allow many small ones later.
+            self._framing_bytes = max(0, self._framing_bytes + framing_bytes)
+            self._non_body_bytes = 0
+        else:
+            self._non_body_bytes += len(piece)
         if self._non_body_bytes > _MAX_NON_BODY_BYTES:
             self._abort_now()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Parse the data that waited for a paused reader or a turn, then fail the request if it is still pending."""
+        """Parse what waited for a paused reader or a turn; then end the request, which fails if it is still pending."""
         self._is_lost = True
         self._is_paused = False
         self._lost_by = exc
@@ -221,28 +251,35 @@ class UpstreamConnection(ResponseHandler):
             self._end()
 
     def _end(self) -> None:
+        """Tell aiohttp that the connection is lost."""
         self._opened.discard(self)
         super().connection_lost(self._reason() if self._aborted else self._lost_by)
 
     def _body_bytes(self) -> int:
+        """Return how many bytes of the current body were parsed."""
         return self._body.total_bytes if self._body is not None else 0
 
     def feed_data(self, data: tuple[RawResponseMessage, StreamReader], size: int = 0) -> None:
-        """Take the head of a response (101 is final). A second means that surplus data followed the first response."""
-        informational = data[0].code < HTTPStatus.OK and data[0].code != HTTPStatus.SWITCHING_PROTOCOLS
-        self._informational += informational
+        """Take the parsed head of a response.
+
+        A second final head means that surplus data followed the first response. 101 is final, too.
+        """
+        status = data[0].code
+        is_informational = status < HTTPStatus.OK and status != HTTPStatus.SWITCHING_PROTOCOLS
+        self._informational += is_informational
         if self._has_head or self._informational > _MAX_INFORMATIONAL:
             self._abort_now()
-        elif not informational:
+        elif not is_informational:
             self._has_head = True
             self._body = data[1]
             super().feed_data(data, size)
 
     def _is_idle(self) -> bool:
+        """Return whether the response is complete, so that nothing more is due."""
         return self._has_head and (self._body is None or self._body.is_eof())
 
     def _has_unread(self) -> bool:
-        """Return whether the event loop has not read bytes or an EOF of the socket yet."""
+        """Return whether the socket has bytes or an end that the event loop has not read yet."""
         if self.transport is None:
             return True
         if self._poll is None:
@@ -262,42 +299,46 @@ class UpstreamConnection(ResponseHandler):
             self.transport.abort()
 
     def end_now(self) -> asyncio.Future[None] | None:
-        """Abort the connection, which may be closing; return what is set once it has ended."""
+        """Abort the connection, which may be closing already; return a future that is set once it has ended."""
         if self._made is not None:
             self._made.abort()
         return self.closed
 
     def _reason(self) -> ResponseAborted:
+        """Return why a pending request fails after an abort."""
         return FirstResponseAborted() if self._requests == 1 else ResponseAborted()
 
 
 def _measured(semaphore: FairSemaphore, name: str) -> FairSemaphore:
+    """Return a semaphore whose use is a metric."""
     metrics.SEMAPHORE_USED.labels(name).set_function(lambda: semaphore.used)
     metrics.SEMAPHORE_WAITING.labels(name).set_function(lambda: semaphore.waiting)
     return semaphore
 
 
 class _Connector(aiohttp.TCPConnector):
-    """Connector that shares its connections, and HANDSHAKES concurrent attempts to open one, fairly among projects.
+    """Connector that shares two things fairly among projects: connections in use, and attempts to open one.
 
-    Batches of one project may need all connections while slow pages load. A TLS handshake takes 0.5 ms of CPU: without
-    the limit, 300 of one project in one iteration of the event loop delayed all other projects by 150 ms.
+    Batches of one project may need all connections while slow pages load. A TLS handshake takes 0.5 ms of CPU. Without
+    the limit HANDSHAKES, 300 of one project in one iteration of the event loop delayed all other projects by 150 ms.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._handshakes = _measured(FairSemaphore(HANDSHAKES), "tls_handshakes")
         self._in_use = _measured(FairSemaphore(self.limit), "upstream_connections")
-        self._opened = WeakSet[UpstreamConnection]()  # weak: of a tunnel's outer connection aiohttp hears no end
+        # Open connections. Weak, since a proxy's connection below a tunnel is never told that it ends.
+        self._opened = WeakSet[UpstreamConnection]()
         connection = partial(
             UpstreamConnection, loop=asyncio.get_running_loop(), turns=FairSemaphore(1), opened=self._opened
         )
         self._factory = cast("partial[ResponseHandler]", connection)  # aiohttp has no public option for it
 
     async def close(self, *, abort_ssl: bool = False) -> None:
-        """Close all connections, and wait for those of cancelled requests, too, which aiohttp does not wait for."""
+        """Close all connections, and wait for their ends; aiohttp does not wait for those of cancelled requests."""
         await super().close(abort_ssl=abort_ssl)
-        ends = [end for connection in list(self._opened) if (end := connection.end_now()) is not None]
+        closed = [connection.end_now() for connection in list(self._opened)]
+        ends = [end for end in closed if end is not None]
         if ends:
             await asyncio.wait(ends, timeout=_CLOSE_S)
 
@@ -307,6 +348,7 @@ class _Connector(aiohttp.TCPConnector):
         traces: list[Trace],
         timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - aiohttp's
     ) -> ResponseHandler:
+        """Open a connection, once an attempt is free."""
         create = super()._create_connection
         async with self._handshakes.permit(current_project.get()):
             return await with_free_file(lambda: create(req, traces, timeout))
@@ -317,7 +359,7 @@ class _Connector(aiohttp.TCPConnector):
         traces: list[Trace],
         timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - aiohttp's
     ) -> Connection:
-        """Wait if all are in use, and call `on_connected`."""
+        """Return a connection for a request, once one is free; then call what `on_connected` refers to."""
         project = current_project.get()
         await self._in_use.take(project)
         try:
@@ -328,7 +370,9 @@ class _Connector(aiohttp.TCPConnector):
         connection.add_callback(partial(self._in_use.give, project))
         if isinstance(connection.protocol, UpstreamConnection):
             connection.protocol.project = project
-        if (reference := on_connected.get()) is not None and (callback := reference()) is not None:
+        reference = on_connected.get()
+        callback = None if reference is None else reference()
+        if callback is not None:
             callback()
         return connection
 
@@ -338,7 +382,11 @@ def open_session(
 ) -> aiohttp.ClientSession:
     """Return a session without retries, cookies and settings of the environment; `tls` verifies certificates."""
     connector = _Connector(
-        ssl=tls, limit=options.max_connections, limit_per_host=0, resolver=resolver, ttl_dns_cache=60
+        ssl=tls,
+        limit=options.max_connections,
+        limit_per_host=0,  # none beside `limit`
+        resolver=resolver,
+        ttl_dns_cache=_DNS_CACHE_S,
     )
     session = aiohttp.ClientSession(
         connector=connector,
@@ -349,7 +397,7 @@ def open_session(
         max_line_size=_MAX_HEADER_BYTES,
         max_field_size=_MAX_HEADER_BYTES,
         max_headers=_MAX_HEADERS,
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
         skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent", "Content-Type"),
     )
     session._retry_connection = False  # noqa: SLF001 - no public switch: a GET would be sent, and billed, twice

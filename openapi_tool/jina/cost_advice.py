@@ -1,4 +1,8 @@
-"""Advice for the model on how to lower a high cost, or to get an answer in time."""
+"""Advice for the model on how to lower a high cost, or how to get an answer in time.
+
+The functions are the `cheaper` and `quicker` of an `Endpoint`. Each returns short texts, which end the sentences
+"Cheaper: …" and "Ask for less: …". `offers` tells whether advice may name an argument.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,11 @@ from openapi_tool.jina.parameters import MIN_MAX_TOKENS
 from openapi_tool.jina.remarks import Offers
 from openapi_tool.tools.catalogue import SEARCH
 
-_DEFAULT_COUNT = 10  # results of a search
+_DEFAULT_COUNT = 10  # results of a search that gives no count; each ten cost the same
 
 
 def cheaper_page(parameters: Mapping[str, Any], _tokens: int, items: int, offers: Offers) -> list[str]:
-    """Return what would lower the cost of a call (`Endpoint.cheaper`)."""
+    """Return what would lower the cost of reading `items` pages."""
     ways = ["fewer pages"] if items > 1 else []
     if offers("max_tokens") and parameters.get("maxTokens", math.inf) > MIN_MAX_TOKENS:
         ways.append("a lower max_tokens")
@@ -22,10 +26,10 @@ def cheaper_page(parameters: Mapping[str, Any], _tokens: int, items: int, offers
 
 
 def cheaper_search(parameters: Mapping[str, Any], tokens: int, items: int, offers: Offers) -> list[str]:
-    """Return what would lower the cost of a call (`Endpoint.cheaper`)."""
+    """Return what would lower the cost of `items` searches, which cost `tokens` together."""
     count = parameters.get("num", _DEFAULT_COUNT)
+    # A search costs its base price, or the tokens of its pages if these are more (jina-api 5).
     base = items * SEARCH.min_tokens * math.ceil(count / _DEFAULT_COUNT)
-    # A search costs `base`, or the tokens of its pages if more (jina-api 5).
     has_pages = parameters.get("respondWith") != "no-content" and tokens > base
     ways = ["fewer searches"] if items > 1 else []
     if offers("count"):
@@ -39,7 +43,10 @@ def cheaper_search(parameters: Mapping[str, Any], tokens: int, items: int, offer
 
 
 def quicker_search(parameters: Mapping[str, Any], names: Mapping[str, str], offers: Offers) -> list[str]:
-    """Return what would make a search answer in time (`Endpoint.quicker`): only the pages of its results take long."""
+    """Return what would make a search answer in time: only the pages of its results take long.
+
+    `names` has the model's names for the parameters that it gave.
+    """
     if parameters.get("respondWith") == "no-content":
         return []
     ways = []

@@ -1,4 +1,8 @@
-"""What requests cost whose response could not be read to its end, where the upstream says what it charged."""
+"""Estimates of what a request cost whose response could not be read to its end.
+
+The upstream says at the end of a response what it charged. So the cost is unknown if the response is too large or too
+slow, and is given up.
+"""
 
 from __future__ import annotations
 
@@ -9,37 +13,48 @@ from openapi_tool.protocol.errors import ToolError
 
 log = logging.getLogger(__name__)
 
-_INITIAL_RATIO = 0.25  # tokens per byte of a response
+_INITIAL_RATIO = 0.25  # tokens per byte, until a response was read: four bytes for a token
 _NEWEST_WEIGHT = 0.1  # of the newest response in the moving average
 
 
 class UnreadCosts:
-    """Estimates what a request cost that was sent, and has no response that says it.
+    """Estimates the cost of requests from the bytes of their unread responses.
 
-    That is the larger of two numbers: the estimate from before it was sent, and the bytes of its response times the
-    tokens per byte of earlier responses. For the upstream charges most for responses that are too large or too slow.
+    The estimate is the larger of two numbers:
+
+    - what the request was expected to cost before it was sent;
+    - the bytes that came of its response, times the tokens per byte of earlier responses of the operation. The upstream
+      charges most for the very responses that are too large or too slow.
     """
 
     def __init__(self) -> None:
-        self._ratios: dict[str, float] = {}  # tokens per byte, by operation
+        self._tokens_per_byte: dict[str, float] = {}  # moving average, by operation
 
     def learn(self, endpoint: Endpoint, tokens: int, size: int) -> None:
-        """Count the cost of a response of `size` bytes."""
+        """Count the cost of a response of `size` bytes, which was read."""
         if tokens > 0 and size > 0:
-            before = self._ratios.get(endpoint.operation.name, _INITIAL_RATIO)
-            self._ratios[endpoint.operation.name] = before + _NEWEST_WEIGHT * (tokens / size - before)
+            mean = self._mean(endpoint)
+            self._tokens_per_byte[endpoint.operation.name] = mean + _NEWEST_WEIGHT * (tokens / size - mean)
 
-    def estimate_cost_of(self, error: ToolError, endpoint: Endpoint, estimate: int, size: int) -> None:
-        """Set `error.tokens` of a failed request, of whose response `size` bytes came, unless the upstream has said it.
+    def set_cost_of(self, error: ToolError, endpoint: Endpoint, expected_tokens: int, size: int) -> None:
+        """Set `error.tokens` of a failed request to an estimate, unless the upstream has said the cost.
 
-        A complete error response (`http_status`) says it, too: no charge means none.
+        An error response that was read (it sets `http_status`) says the cost, too: it names a charge, or there is none.
+        `size` is the number of bytes that came of the response.
         """
         if error.tokens or error.http_status is not None:
             return
-        name = endpoint.operation.name
-        error.tokens = max(estimate, round(size * self._ratios.get(name, _INITIAL_RATIO)))
+        error.tokens = max(expected_tokens, round(size * self._mean(endpoint)))
         log.info(
             "the cost of a request without a readable response is estimated at %s tokens",
             error.tokens,
-            extra={"action": "upstream.cost_estimated", "endpoint": name, "error_code": error.code, "bytes": size},
+            extra={
+                "action": "upstream.cost_estimated",
+                "endpoint": endpoint.operation.name,
+                "error_code": error.code,
+                "bytes": size,
+            },
         )
+
+    def _mean(self, endpoint: Endpoint) -> float:
+        return self._tokens_per_byte.get(endpoint.operation.name, _INITIAL_RATIO)

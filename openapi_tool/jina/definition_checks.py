@@ -1,202 +1,46 @@
-"""Checks of definitions: lint of a file, and why the executor would refuse a stored one.
+"""Lint of a definition in a file: the problems that its calls would have, and what its model should not be shown.
 
-Both run the steps of a call that do not depend on the model's arguments, with the executor's functions.
+`tools/lint.py` has the general checks. Here sample calls (`sample_calls.py`) show what the executor would refuse.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
-from pydantic import SecretStr
-
-from openapi_tool.jina.batches import batch_items, item_arguments, item_problems
+from openapi_tool.jina.batches import item_arguments, item_problems
 from openapi_tool.jina.endpoints import ENDPOINTS, endpoint_of
 from openapi_tool.jina.parameters import REFUSED, secret_problem
-from openapi_tool.jina.request import IGNORED_HEADERS, examine_parameters, resolve_parameters, under_url_policy
+from openapi_tool.jina.resolved_parameters import (
+    IGNORED_HEADERS,
+    examine_parameters,
+)
+from openapi_tool.jina.sample_calls import is_template_of_tokens, sample_call, usable_part
+from openapi_tool.jina.sample_values import SIZE_KEYWORDS, samples
 from openapi_tool.jina.url_policy import UrlPolicy
-from openapi_tool.protocol.cards import ToolCall
-from openapi_tool.protocol.command import AFTER_EXECUTION
-from openapi_tool.protocol.errors import BadRequest, TargetRefused, ToolError, ToolMisconfigured
-from openapi_tool.protocol.identity import CallIdentity
-from openapi_tool.protocol.jsontext import JsonObject, JsonValue, as_object, object_at
-from openapi_tool.protocol.records import DefinitionRecord
+from openapi_tool.protocol.errors import BadRequest, TargetRefused
+from openapi_tool.protocol.jsontext import as_object, object_at
 from openapi_tool.tools.argument_names import fold
 from openapi_tool.tools.arguments import (
     API_KEY,
     CURSOR,
     FIND,
-    MAX_RESULT_TOKENS,
     QUESTION,
-    Arguments,
-    ArgumentSources,
-    OperatorEnvs,
-    SecretSource,
-    api_key,
-    default_problems,
     is_identity,
     requested_cursor,
-    requested_tokens,
     takes_cursor,
     tokens_problems,
 )
 from openapi_tool.tools.catalogue import CATALOGUE
-from openapi_tool.tools.declaration import suspend_timeout
-from openapi_tool.tools.definition import ToolDefinition, parse_definition, upstream_section
+from openapi_tool.tools.definition import ToolDefinition, upstream_section
 from openapi_tool.tools.lint import ARGS, PROPERTIES, LintLimits, lint_general, value_fits
-from openapi_tool.tools.placeholders import is_template, placeholder_values, render, texts_in
+from openapi_tool.tools.placeholders import is_template, texts_in
 from openapi_tool.tools.problems import Path, Problem
 from openapi_tool.tools.result_request import request_problems
 from openapi_tool.tools.schema import visible_schema
-from openapi_tool.tools.secret_variables import MissingVariable
-from openapi_tool.tools.session_identities import MIN_KEY_BYTES, SessionIdentities
-from openapi_tool.tools.wording import any_of, did_you_mean, short
+from openapi_tool.tools.wording import any_of, did_you_mean
 from openapi_tool.tools.yaml_source import Source
-
-_IDENTITY = CallIdentity(
-    project_id="1",
-    agent_id="1",
-    channel_id="1",
-    agent_turn_id="1",
-    turn_epoch=1,
-    tool_call_id="1",
-    step_id="1",
-    parent_step_id="1",
-    trace_id="1",
-    context_box_id="1",
-)
-"""Caller with every id."""
-_IDS = placeholder_values(_IDENTITY)
-_SECRET = SecretStr("")
-_SOURCES = ArgumentSources(OperatorEnvs(), lambda _: _SECRET, SessionIdentities(bytes(MIN_KEY_BYTES)))
-
-
-@dataclass(frozen=True, slots=True)
-class StoredCheck:
-    """Check of one stored definition against the executor's settings.
-
-    A variable that `secret` finds unset is not a problem, since the executor may run elsewhere. `target` is the token
-    TARGET of its subjects.
-    """
-
-    operator: OperatorEnvs
-    secret: SecretSource
-    url_policy: UrlPolicy
-    max_batch_items: int
-    target: str = "jina"
-
-    def check(self, record: DefinitionRecord) -> tuple[ToolDefinition | None, list[str]]:
-        """Return the definition, None if no call of it can work, and its mistakes and ignored values."""
-        try:
-            definition = parse_definition(record)
-        except ToolMisconfigured as error:
-            return None, [*_problems(error), *_ignored_values(record)]
-        envs = {**definition.envs, **self.operator.variables}
-        used = self._key_variable(definition, envs)
-        named = envs.pop(API_KEY, used)
-        found = list(dict.fromkeys(self._problems(definition, {used, *envs.values()})))
-        left_out = [f"{problem}; it is not sent" for problem in _left_out(definition)]
-        fallback = [f"options.envs.api_key: {short(named)} is replaced by {short(used)}"] if named != used else []
-        return None if found else definition, [*found, *left_out, *_ignored_values(record), *fallback]
-
-    def _key_variable(self, definition: ToolDefinition, envs: Mapping[str, str]) -> str:
-        """Return the variable of the key; `auth_env` need not be set."""
-
-        def secret(variable: str) -> SecretStr:
-            return _SECRET if variable == definition.auth_env else self.secret(variable)
-
-        try:
-            _, variable, _ = api_key(envs, definition, secret)
-        except ToolMisconfigured:
-            return envs[API_KEY]  # set, but unusable: `_problems` reports it
-        return variable
-
-    def _problems(self, definition: ToolDefinition, variables: set[str]) -> Iterator[str]:
-        yield from _problems_of_step(lambda: self.operator.merged_envs(definition))
-        for variable in sorted(variables):
-            yield from _problems_of_step(partial(self.secret, variable))
-        usable, problems = _usable(definition)
-        yield from problems
-        values = usable.defaults.items()
-        used = {name: value for name, value in values if name not in usable.fixed and not is_template(value)}
-        yield from default_problems(definition, used)
-        call = _sample_call(usable, {})
-        yield from _set_tokens_problems(usable, call)
-        yield from _problems_of_step(lambda: self._resolve(definition, call))
-
-    def _resolve(self, definition: ToolDefinition, call: Arguments) -> None:
-        calls = [call]
-        if definition.built_in.list_argument in call.values:
-            items = batch_items(definition, call, self.max_batch_items) or ()
-            calls = [item_arguments(definition, call, item) for item in dict.fromkeys(items)]
-        for each in calls:
-            under_url_policy(resolve_parameters(definition, each), definition, self.url_policy)
-
-
-def _left_out(definition: ToolDefinition) -> list[Problem]:
-    """Return the values that a call leaves out."""
-    return examine_parameters(definition, _sample_call(_usable(definition)[0], {})).invalid
-
-
-def _usable(definition: ToolDefinition) -> tuple[ToolDefinition, list[str]]:
-    """Return the definition without templates that cannot be rendered, and the problems of these."""
-    problems: list[str] = []
-    groups: dict[str, Any] = {"defaults": {}, "fixed": {}}
-    for group, usable in groups.items():
-        for name, template in getattr(definition, group).items():
-            try:
-                render(template, _IDS, f"options.args.{group}.{short(name)}")
-                usable[name] = template
-            except ToolMisconfigured as error:
-                problems += _problems(error)
-    return replace(definition, **groups), problems
-
-
-def _sample_call(definition: ToolDefinition, given: Mapping[str, Any]) -> Arguments:
-    """Prepare a call without secrets, and without `parameters`, since required arguments may be missing."""
-    bare = replace(definition, schema={}, envs={})
-    return _SOURCES.resolve(bare, ToolCall(given), _IDENTITY)
-
-
-def _ignored_values(record: DefinitionRecord) -> Iterator[str]:
-    if record.after_execution not in (None, *AFTER_EXECUTION):
-        yield "after_execution: is ignored; it must be 'suspend' or 'terminate'"
-    suspend = object_at(record.options).get("suspend_timeout_seconds")
-    if suspend is not None and suspend_timeout(record.options) is None:
-        yield "options.suspend_timeout_seconds: is ignored; it must be a number of seconds above 0"
-
-
-def _problems_of_step(step: Callable[[], object]) -> list[str]:
-    """Return the operator's mistakes that a step finds; ignore missing arguments of the model."""
-    try:
-        step()
-    except (MissingVariable, BadRequest):
-        pass
-    except ToolMisconfigured as error:
-        return _problems(error)
-    return []
-
-
-def _set_tokens_problems(definition: ToolDefinition, call: Arguments) -> list[str]:
-    """Return the problem of `max_result_tokens` in `options.args`, except for a template."""
-    if _is_template_of_tokens(definition):
-        return []
-    return _problems_of_step(lambda: requested_tokens(definition, call))
-
-
-def _is_template_of_tokens(definition: ToolDefinition) -> bool:
-    return is_template({**definition.defaults, **definition.fixed}.get(MAX_RESULT_TOKENS))
-
-
-def _smallest(value: Any) -> Any:
-    return value[:1] if isinstance(value, str | list) else value
-
-
-def _problems(error: ToolError) -> list[str]:
-    return error.detail["problems"] if isinstance(error.detail, dict) else [error.message]
 
 
 def definition_problems(
@@ -232,7 +76,16 @@ def _env_problems(document: Mapping[str, Any], limits: LintLimits) -> Iterator[P
 
 
 class _SampleCalls:
-    """Sample calls of a definition: with the `values` that it sets, and with each argument `shown` to the model."""
+    """Sample calls of one definition in a file.
+
+    - `document`: the file; `definition`: what was read of it.
+    - `limits`, `rules`: those of the settings.
+    - `built_in`, `endpoint`: the built-in tool and the endpoint that its calls use.
+    - `section`: path of the upstream's section in the file, which may have a legacy name; `jina` is that section.
+    - `shown`: schemas of the arguments that the model is shown, by name.
+    - `call`: a call with only the values that the definition sets.
+    - `paginates`: whether the tool takes a cursor.
+    """
 
     def __init__(
         self, document: Mapping[str, Any], definition: ToolDefinition, limits: LintLimits, rules: UrlPolicy
@@ -246,10 +99,11 @@ class _SampleCalls:
         self.section = upstream_section(object_at(document, "options"))
         self.jina = object_at(document, *self.section)
         self.shown = object_at(document, *PROPERTIES)
-        self.call = _sample_call(_usable(definition)[0], {})
+        self.call = sample_call(usable_part(definition)[0], {})
         self.paginates = takes_cursor(definition)
 
     def problems(self) -> Iterator[Problem]:
+        """Yield the problems of what the operator set, then those of the arguments that the model is shown."""
         yield from self._operator_problems()
         for group in ("defaults", "fixed"):
             for name, value in getattr(self.definition, group).items():
@@ -270,6 +124,7 @@ class _SampleCalls:
             yield from self._main_argument()
 
     def _operator_problems(self) -> Iterator[Problem]:
+        """Yield the problems of headers, parameters and values that the operator set."""
         for name in object_at(self.jina, "headers"):
             if fold(name) in IGNORED_HEADERS:
                 message = "is ignored: the executor writes this header itself; take it out"
@@ -288,7 +143,7 @@ class _SampleCalls:
         """Check values of `args` that are no parameters of the upstream."""
         name = self.built_in.list_argument
         wrong = item_problems(self.definition, self.call, self.limits.tools.max_batch_items) if name else []
-        if not _is_template_of_tokens(self.definition):
+        if not is_template_of_tokens(self.definition):
             wrong += tokens_problems(self.call)
         for problem in wrong:
             for group in ("fixed", "defaults"):
@@ -297,6 +152,7 @@ class _SampleCalls:
                     break
 
     def _address_problems(self, name: str, path: Path, value: Any) -> Iterator[Problem]:
+        """Yield why a page address, or one in a list, may not be read; nothing for a value of another argument."""
         main = (self.definition.operation.argument, self.built_in.list_argument)
         if self.endpoint.check_url is None or not any(self._is_parameter(name, wanted) for wanted in main):
             return
@@ -331,6 +187,7 @@ class _SampleCalls:
         return (*self.section, "defaults" if in_defaults else group, name)
 
     def _with_hint(self, problem: Problem) -> Problem:
+        """Return the problem of a name with what to do: another place for it, another tool, or a similar name."""
         name = str(problem.path[-1])
         parameter = self.endpoint.find(name)
         if parameter and not parameter.model and problem.path[:2] == PROPERTIES:
@@ -343,8 +200,9 @@ class _SampleCalls:
             return problem
         entries = self.endpoint.parameters
         if "headers" in problem.path:
-            if (bare := self.endpoint.find(name[2:])) and name.lower().startswith("x-"):
-                return replace(problem, message=f"{problem.message}; set {bare.name!r} in options.jina.params")
+            without_x = self.endpoint.find(name[2:]) if name.lower().startswith("x-") else None
+            if without_x:
+                return replace(problem, message=f"{problem.message}; set {without_x.name!r} in options.jina.params")
             known = [entry.header for entry in entries if entry.header]
         else:
             known = [*self.built_in.arguments.model_fields, *(entry.name for entry in entries)]
@@ -367,15 +225,17 @@ class _SampleCalls:
                 yield Problem(path, message, warning=parameters["timeout"] < call_s)  # one stage fits
 
     def _argument_problems(self, name: str, rule: dict[str, Any], path: Path) -> Iterator[Problem]:
-        """Yield problems of values that the schema allows and the executor refuses."""
+        """Yield problems of values that the schema of an argument allows and the executor refuses."""
         of_list = name == self.built_in.list_argument
-        if unknown := self._refusals(name, ["a"] if of_list else None):
-            yield from (self._with_hint(replace(problem, path=path)) for problem in unknown)
+        unknown = self._refusals(name, ["a"] if of_list else None)
+        if unknown:
+            for problem in unknown:
+                yield self._with_hint(replace(problem, path=path))
             return
-        for where, values in _samples(rule, of_list=of_list):
-            # Of a refused text or item a larger size proves nothing.
-            by_size = where[0] in _SIZES
-            tried = [one for one in values if not (by_size and self._refusals(name, _smallest(one), unfit=True))]
+        for where, values in samples(rule, of_list=of_list):
+            tried = values
+            if where[0] in SIZE_KEYWORDS:  # a value proves nothing about a size if the smallest such value is refused
+                tried = [value for value in values if not self._refusals(name, _smallest(value), unfit=True)]
             found = [self._refusals(name, value) for value in tried]
             if found and all(found):
                 yield from (replace(problem, path=(*path, *where)) for problem in found[0])
@@ -397,13 +257,17 @@ class _SampleCalls:
         return takes_a_number and all(self._refusals(name, word, unfit=True) for word in ("a", "true"))
 
     def _refusals(self, name: str, value: Any, *, unfit: bool = False) -> list[Problem]:
-        """Return the executor's problems with an argument; with one that its schema refuses only if `unfit`."""
+        """Return the executor's problems with a value of an argument.
+
+        A value that the argument's own schema refuses has none, unless `unfit`.
+        """
         items = self.built_in.list_argument
         given: dict[str, Any] = {items: ["a"]} if items else {}
         if self.paginates and name in (FIND, QUESTION):
             given[CURSOR] = "a"
-        call = _sample_call(replace(self.definition, defaults={}, fixed={}), given | {name: value})
-        if problems := request_problems(self.definition, call):
+        call = sample_call(replace(self.definition, defaults={}, fixed={}), given | {name: value})
+        problems = request_problems(self.definition, call)
+        if problems:
             if not unfit and not value_fits(dict(object_at(self.shown, name)), value):
                 return []
             return [replace(problem, path=(name,)) for problem in problems]
@@ -429,22 +293,23 @@ class _SampleCalls:
                     )
 
     def _open_schema(self) -> Iterator[Problem]:
-        """Check that the schema is closed, and declares `cursor` for pagination then."""
+        """Check that the schema refuses arguments that it does not declare, and declares `cursor` if it does."""
         schema = object_at(self.document, "parameters")
         if schema.get("type") != "object":
             return
-        if schema.get("additionalProperties") is False and self.paginates and CURSOR not in self.shown:
+        lacks_cursor = self.paginates and CURSOR not in self.shown
+        if schema.get("additionalProperties") is False and lacks_cursor:
             message = f"lacks `{CURSOR}`, so a model sees only the beginning of a long page; declare it, as a text"
             yield Problem(PROPERTIES, message, warning=True)
         if "additionalProperties" in schema:
             return
         message = "lacks `additionalProperties: false`, so a model may give what is not declared; add it"
-        if self.paginates and CURSOR not in self.shown:
+        if lacks_cursor:
             message += f", and declare `{CURSOR}`: a closed schema without it shows only the beginning of a long page"
         yield Problem(("parameters",), message, warning=True)
 
     def _main_argument(self) -> Iterator[Problem]:
-        """Check that something provides the query or address."""
+        """Check that each call has a query or address: set by the definition, or required of the model."""
         wanted = self.built_in.list_argument or self.definition.operation.argument
         given = any(self._is_parameter(name, wanted) for name in (*self.call.values, *self.definition.upstream_params))
         required = object_at(self.document, "parameters").get("required") or []
@@ -463,67 +328,12 @@ class _SampleCalls:
             yield Problem(path, f"should name {shown[0]!r}: no call works without it; add it", warning=True)
 
     def _is_parameter(self, name: str, wanted: str | None) -> bool:
+        """Return whether `name` sets the same as `wanted`, a parameter or the list of a batch."""
         if wanted is None or wanted == self.built_in.list_argument:
             return name == wanted
         return self.endpoint.find(name) is self.endpoint.find(wanted)
 
 
-# Samples of each JSON type; a parameter that refuses all of them refuses the type.
-_SAMPLES: Mapping[str, list[JsonValue]] = {
-    "string": [],  # others may be accepted
-    "integer": [1, 500],
-    "number": [1, 500],
-    "boolean": [True],
-    "array": [["a"]],
-    "object": [{"a": 1}],
-}
-_SIZES = ("minLength", "minItems")
-_ABOVE_LIMITS = 2_001  # characters of a text, items of a list: more than the executor accepts
-
-
-def _set_samples(rule: JsonObject) -> Iterator[tuple[Path, list[JsonValue]]]:
-    for keyword in ("default", "const"):
-        if keyword in rule:
-            yield (keyword,), [rule[keyword]]
-
-
-def _choices(rule: JsonObject) -> Iterator[tuple[Path, list[JsonValue]]]:
-    choices = rule.get("enum")
-    if isinstance(choices, list):
-        for place, value in enumerate(choices):
-            yield ("enum", place), [value]
-
-
-def _samples(rule: JsonObject, *, of_list: bool = False) -> Iterator[tuple[Path, list[JsonValue]]]:
-    """Yield values that a schema allows, by keyword; `of_list` if it is of a batch's items."""
-    kind = str(rule.get("type"))
-    yield ("type",), (["a"] if of_list and kind == "string" else _SAMPLES.get(kind, []))
-    yield from _set_samples(rule)
-    for word, inwards in (("minimum", math.ceil), ("maximum", math.floor)):
-        limit = rule.get(word)
-        if kind == "integer" and isinstance(limit, float) and math.isfinite(limit):
-            limit = inwards(limit)
-        if word in rule and value_fits(rule, limit):  # an exclusive limit may exclude it
-            yield (word,), [limit]
-    if of_list and isinstance(most := rule.get("maxItems"), int):
-        yield ("maxItems",), [["a"] * min(max(most, 0), _ABOVE_LIMITS)]
-    yield from _choices(rule)
-    lists: list[list[JsonValue]] = [["a"]]
-    items = rule.get("items")
-    if isinstance(items, dict) and (kind == "array" or (of_list and kind not in _SAMPLES)):
-        for where, values in _samples(items):
-            lists_of_one = [[value] for value in values]
-            lists += lists_of_one
-            yield ("items", *where), [*lists_of_one]
-    for keyword in ("exclusiveMinimum", "exclusiveMaximum", *_SIZES):
-        limit = rule.get(keyword)
-        # 0 is the size that any text or list has without the keyword.
-        if isinstance(limit, int) and kind in _SAMPLES and (limit or keyword not in _SIZES):
-            size = min(max(limit, 0), _ABOVE_LIMITS)
-            nearest: dict[str, list[JsonValue]] = {
-                "exclusiveMinimum": [limit + 1],
-                "exclusiveMaximum": [limit - 1],
-                "minLength": ["a" * size],
-                "minItems": [one * size for one in lists],
-            }
-            yield (keyword,), [value for value in nearest[keyword] if value_fits(rule, value, if_broken=False)]
+def _smallest(value: Any) -> Any:
+    """Return the first character of a text, or the first item of a list as a list."""
+    return value[:1] if isinstance(value, str | list) else value

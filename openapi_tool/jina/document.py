@@ -1,4 +1,7 @@
-"""Reads one document from one https URL of the settings; such a client can send nothing else."""
+"""Reads one document from one https URL that the settings name, such as the keys of an OAuth issuer.
+
+A client is made for that URL alone, so it can send nothing else.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ import httpx
 from openapi_tool.jina.egress import EgressRefused
 from openapi_tool.protocol.errors import Unavailable
 
-MAX_BYTES = 256 * 1024
-_TIMEOUT_S = 5.0
+MAX_BYTES = 256 * 1024  # of a document; it has a few kilobytes
+_TIMEOUT_S = 5.0  # for the whole document
 
 
 class DocumentTransport(httpx.AsyncBaseTransport):

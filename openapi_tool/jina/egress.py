@@ -1,4 +1,7 @@
-"""Egress filter of all requests: their hosts, headers and form; TLS."""
+"""Egress filter: no request leaves with another destination, header or form than is listed here. TLS settings.
+
+The other modules build only allowed requests. The filter checks each again, so that no defect there sends another.
+"""
 
 from __future__ import annotations
 
@@ -55,6 +58,7 @@ def _check_headers(headers: Sequence[tuple[bytes, bytes]]) -> None:
     if not _ALLOWED_NAMES.issuperset(names):
         unknown = [name.decode("latin-1") for name in names if name not in _ALLOWED_NAMES]
         raise EgressRefused(f"headers that are not allowed: {unknown}")
+    # One Host header, as a second could name another destination.
     if names.count(b"host") != 1 or headers[names.index(b"host")][1].decode("latin-1") not in ALLOWED_HOSTS:
         raise EgressRefused("headers that are not allowed: host")
     if _CONTROL.search(b"".join([value for _, value in headers])):
@@ -84,5 +88,5 @@ def tls_context(extra_ca_file: str | None) -> ssl.SSLContext:
         try:
             context.load_verify_locations(cadata=found.decode("ascii", "ignore"))  # comments may have any bytes
         except ValueError as error:
-            raise ssl.SSLError(str(error)) from error  # it is empty
+            raise ssl.SSLError(str(error)) from error  # OpenSSL's ValueError for an empty text
     return context

@@ -1,4 +1,8 @@
-"""Host names in the form in which they are compared (UTS 46), and which of them belong to a site."""
+"""Hosts of addresses, folded: in the one form in which they are compared; and which of them belong to a site.
+
+Programs read an address in different ways, and a host has many spellings: `EXAMPLE.com.`, `xn--…`, `0x7f.1`. Folding
+follows browsers (UTS 46, WHATWG URL).
+"""
 
 from __future__ import annotations
 
@@ -15,10 +19,11 @@ EXCLUDED = "-site:"
 """Operator of the upstream's query before each excluded site."""
 MAX_LABEL_CHARS = 63
 MAX_ENCODED_NAME_CHARS = 1_024
-"""More than a name may have, because of percent-encoding.
+"""Limit of a host before it is decoded. More than a name may have, because of percent-encoding.
 
-Limited, because NFKC sorts combining marks in quadratic time: 0.4 s for 16,000."""
-ENCODED_LABEL = "xn--"
+Without a limit NFKC, which sorts combining marks in quadratic time, would take 0.4 s for 16,000 of them.
+"""
+ENCODED_LABEL = "xn--"  # before the ASCII form of an international label
 # Characters that the mapping of international names (UTS 46) removes: Default_Ignorable_Code_Point of Unicode.
 _IGNORED = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164"
@@ -35,10 +40,11 @@ _DELIMITER = re.compile(r"[/?#\\@:]")
 _END_OF_HOST = re.compile(r"[/?#\\]")
 _FORBIDDEN = re.compile(r"[\x00-\x20\x7f%<>^|]")
 _ALPHABETS = frozenset({"LATIN", "CYRILLIC", "GREEK", "ARMENIAN", "CHEROKEE", "COPTIC", "GEORGIAN", "LISU"})
-"""First words of the names of letters, in alphabets with letters that look alike."""
+"""Alphabets with letters that look alike: the first words of the names of their letters in Unicode."""
 _CYRILLIC_LIKE_LATIN = (
     "\u0430\u0441\u0501\u0435\u04bb\u0456\u0458\u04cf\u043e\u0440\u051b\u0455\u051d\u0445\u0443\u0475"
 )
+# A label that has only Cyrillic letters which look like Latin ones.
 _LOOKS_LATIN = re.compile(f"[0-9-]*[{_CYRILLIC_LIKE_LATIN}][{_CYRILLIC_LIKE_LATIN}0-9-]+")
 _REMOVED_BY_BROWSERS = re.compile(r"[\t\r\n]+")  # also within a host (WHATWG URL)
 _LAST_IS_NUMBER = re.compile(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)", re.DOTALL)
@@ -49,14 +55,15 @@ _MAX_NAME_CHARS = 253
 
 
 def folded_host(host: str) -> str:
-    """Return a host in the form in which names are compared: `xn--` labels decoded, no trailing dot.
+    """Return a host in the form in which names are compared: mapped, `xn--` labels decoded, no trailing dot.
 
-    It maps more characters than UTS 46 (ß), never fewer.
+    Each character that UTS 46 maps is mapped, and some more, such as ß.
     """
     return ".".join(map(_decode_label, _mapped(host).split("."))).removesuffix(".")
 
 
 def _mapped(text: str) -> str:
+    """Return a text in lower case and without characters that international names ignore, with plain dots."""
     mapped = unicodedata.normalize("NFKC", text).casefold()
     return unicodedata.normalize("NFKC", _IGNORED.sub("", mapped)).replace("\u3002", ".")
 
@@ -78,24 +85,33 @@ def ends_in_number(host: str) -> bool:
 
 
 def ipv4_of(host: str) -> IPv4Address | None:
-    """Parse one to four parts, each decimal, octal (0…) or hexadecimal (0x…); the last fills the remaining bytes."""
+    """Return the IPv4 address that a folded host is, in any notation that browsers take; None if it is none.
+
+    It has one to four parts, each decimal, octal (`0…`) or hexadecimal (`0x…`). The last part fills the remaining
+    bytes: `127.1` is 127.0.0.1.
+    """
     parts = host.split(".")
-    if len(host) <= _MAX_NAME_CHARS and len(parts) <= _V4_PARTS and all(map(_NUMBER.fullmatch, parts)):
-        *front, last = map(_number, parts)
-        if max(front, default=0) <= _MAX_BYTE and last < 256 ** (_V4_PARTS - len(front)):
-            first_bytes = sum(byte << 8 * (_V4_PARTS - 1 - place) for place, byte in enumerate(front))
-            return IPv4Address(first_bytes + last)
-    return None
+    if len(host) > _MAX_NAME_CHARS or len(parts) > _V4_PARTS or not all(map(_NUMBER.fullmatch, parts)):
+        return None
+    *front, last = map(_number, parts)
+    if max(front, default=0) > _MAX_BYTE or last >= 256 ** (_V4_PARTS - len(front)):
+        return None
+    first_bytes = sum(byte << 8 * (_V4_PARTS - 1 - place) for place, byte in enumerate(front))
+    return IPv4Address(first_bytes + last)
 
 
 def _number(part: str) -> int:
+    """Return the value of a hexadecimal, octal or decimal number."""
     if part.startswith("0x"):
         return int(part.removeprefix("0x") or "0", 16)
     return int(part, 8 if part.startswith("0") else 10)
 
 
 def compared_address(host: str) -> str:
-    """Return an IP address in the one form in which it is compared (IPv6 without brackets); another host unchanged."""
+    """Return an IP address in the one form in which addresses are compared; another host unchanged.
+
+    IPv6 has no brackets, and an IPv4 address that is mapped into IPv6 is that IPv4 address.
+    """
     if ":" not in host:
         return str(ipv4_of(host) or host) if ends_in_number(host) else host
     try:
@@ -105,32 +121,6 @@ def compared_address(host: str) -> str:
     return str(address.ipv4_mapped or address)
 
 
-@lru_cache(maxsize=1_024)  # the links of a page name few hosts
-def _folded_part(host: str) -> str:
-    folded = folded_host(unquote(host))
-    if not folded.startswith("[") and _DELIMITER.search(folded):
-        # A program that maps first reads another host: `a.c℀.b.example` becomes `a.ca/c.b.example`.
-        authority = _END_OF_HOST.split(folded, maxsplit=1)[0]
-        folded = authority.rpartition("@")[2].partition(":")[0]  # without login and port
-    return "" if _FORBIDDEN.search(folded) else compared_address(folded)
-
-
-def is_lookalike(host: str) -> bool:
-    """Return whether a host of `host_of` has a label of several alphabets, or one that only looks Latin."""
-    if host.isascii():
-        return False
-    labels = host.split(".")
-    ends_in_ascii = labels[-1].isascii()
-    return any(
-        len(_alphabets(label)) > 1 or (ends_in_ascii and _LOOKS_LATIN.fullmatch(label) is not None) for label in labels
-    )
-
-
-def _alphabets(label: str) -> frozenset[str]:
-    names = (unicodedata.name(char, "").partition(" ")[0] for char in label if char.isalpha())
-    return _ALPHABETS.intersection(names)
-
-
 def host_of(address: str) -> str:
     """Return the host of a web address or of what follows its scheme, folded; empty if there is none."""
     found = _HOST.match(_REMOVED_BY_BROWSERS.sub("", address))
@@ -138,12 +128,47 @@ def host_of(address: str) -> str:
     return "" if len(host) > MAX_ENCODED_NAME_CHARS else _folded_part(host)
 
 
+@lru_cache(maxsize=1_024)  # the links of a page name few hosts
+def _folded_part(host: str) -> str:
+    """Return the folded host of the part of an address that holds it; empty if it cannot be a host."""
+    folded = folded_host(unquote(host))
+    if not folded.startswith("[") and _DELIMITER.search(folded):
+        # Mapping made a delimiter: `a.c℀.b.example` becomes `a.ca/c.b.example`. A program that maps before it splits an
+        # address reads the host `a.ca`, so that one counts.
+        authority = _END_OF_HOST.split(folded, maxsplit=1)[0]
+        folded = authority.rpartition("@")[2].partition(":")[0]  # without login and port
+    return "" if _FORBIDDEN.search(folded) else compared_address(folded)
+
+
+def is_lookalike(host: str) -> bool:
+    """Return whether a host of `host_of` looks like another one.
+
+    A label of it has letters of several alphabets, or only letters that look Latin, before an ASCII top-level domain.
+    """
+    if host.isascii():
+        return False
+    labels = host.split(".")
+    if any(len(_alphabets(label)) > 1 for label in labels):
+        return True
+    return labels[-1].isascii() and any(map(_LOOKS_LATIN.fullmatch, labels))
+
+
+def _alphabets(label: str) -> frozenset[str]:
+    """Return those of _ALPHABETS that a label has letters of."""
+    names = (unicodedata.name(char, "").partition(" ")[0] for char in label if char.isalpha())
+    return _ALPHABETS.intersection(names)
+
+
 def suffixes(sites: Iterable[str]) -> tuple[str, ...]:
     """Return sites or IP addresses as `belongs_to` takes them: folded, with a leading dot, without `*.` and path."""
-    # Without brackets an IPv6 address would be cut at its first colon.
-    hosts = (compared_address(site) if site.count(":") > 1 else host_of(site.removeprefix("*")) for site in sites)
-    names = (host.strip(".") for host in hosts)
+    names = (_site_host(site).strip(".") for site in sites)
     return tuple(f".{name}" for name in names if name)
+
+
+def _site_host(site: str) -> str:
+    if site.count(":") > 1:  # an IPv6 address; without brackets `host_of` would cut it at its first colon
+        return compared_address(site)
+    return host_of(site.removeprefix("*"))
 
 
 def belongs_to(host: str, sites: tuple[str, ...]) -> bool:

@@ -1,13 +1,18 @@
-"""Inline images and other `data:` addresses, which a model cannot open and which may be longer than a page."""
+"""Drops inline addresses from texts: `data:` and `blob:`, which hold a file instead of naming one.
+
+A model cannot open them, and one of them may be longer than the page that it is on. All functions take linear time.
+"""
 
 from __future__ import annotations
 
 import re
 
 _MARKS = (("](blob:", ")"), ("](data:image/", ")"), ('src="data:image/', '"'), ("src='data:image/", "'"))
-"""Beginnings of inline images, each with what ends its address: in Markdown, and as the source of an image in HTML."""
+"""Marks, the beginnings of inline images, each with what ends its address: in Markdown, and in the HTML of an image."""
 
-_MAX_DROPPED = 10_000  # addresses, for each mark
+_MAX_DROPPED = 10_000  # addresses of one text, for each mark
+# Parts of a `data:` address: a parameter of its type, such as `;charset=utf-8`, and the further lines of broken base64.
+# Each repetition has a limit, which bounds the time of a match that fails.
 _PARAMETER = r""";(?:[^\s,;"'()<>]{0,100}|[\w-]{1,40}="[^"\n]{0,60}")"""
 _BASE64_LINES = r"(?:\s{1,4}[A-Za-z0-9+/=]{40,})*(?:\s{1,4}[A-Za-z0-9+/]{1,60}={1,2})?"
 _LONG_DATA = re.compile(
@@ -15,19 +20,19 @@ _LONG_DATA = re.compile(
     rf"""[ ]?[^\s"'()<>]{{64,}}{_BASE64_LINES}""",
     re.IGNORECASE,
 )
-"""From 64 characters on: shorter ones are examples in a text."""
+"""A `data:` address with at least 64 characters of data; shorter ones are mostly examples in a text."""
 
 
 def is_inline(url: str) -> bool:
-    """Return whether an address is that of an inline image."""
+    """Return whether an address is an inline one."""
     return url.startswith(("blob:", "data:"))
 
 
 def without_inline_images(texts: list[str]) -> list[str]:
-    """Return the texts with `![alt]` for `![alt](blob:…)`, and `src=""` for `src="data:image/…"`.
+    """Return the texts without inline addresses of images, and with short ones for other `data:` addresses.
 
-    A model cannot open such an address, which may be longer than the page. An address must end on its line. Takes
-    linear time; drops at most 10,000 addresses of each kind in each text.
+    For example `![alt]` for `![alt](blob:…)`, and `src=""` for `src="data:image/…"`. An address must end on its line.
+    At most 10,000 addresses of each kind are dropped from a text.
     """
     if not any("blob:" in text or "data:" in text or "DATA:" in text for text in texts):
         return texts
@@ -44,7 +49,7 @@ def _without_inline_images(text: str) -> str:
 def without_inline_data(text: str) -> str:
     """Return a text with `data:TYPE,…` for each long `data:` address, wherever it is: `srcset`, `url(…)`, a reference.
 
-    In mixed case nobody writes it, and a search for that would take longer. Takes linear time.
+    The address begins with `data:` or `DATA:`. Nobody mixes the cases, and to look for that would take longer.
     """
     return _LONG_DATA.sub(_shortened, text) if "data:" in text or "DATA:" in text else text
 
@@ -54,7 +59,7 @@ def _shortened(address: re.Match[str]) -> str:
 
 
 def _drop_addresses(text: str, mark: str, closing: str) -> str:
-    """Return `text` without what stands between the mark's beginning and `closing`, for each mark in it.
+    """Return a text without the address that follows each `mark`, up to `closing`.
 
     `](blob:…)` becomes `]`, and `src="data:image/…"` becomes `src=""`.
     """
@@ -62,16 +67,22 @@ def _drop_addresses(text: str, mark: str, closing: str) -> str:
     kept = len("]") if in_markdown else len('src="')  # characters of the mark that stay
     dropped_after = len(")") if in_markdown else 0  # characters of `closing` that go
     pieces: list[str] = []
-    copied_until = at = end = 0
-    while len(pieces) < _MAX_DROPPED and (start := text.find(mark, at)) >= 0:
-        if end < start + len(mark):  # else the end that was found before is also the next one after this mark
-            end = text.find(closing, start + len(mark))
+    copied_until = 0  # the text before it is in `pieces`, or is dropped
+    search_from = 0
+    end = 0  # where `closing` was found last
+    while len(pieces) < _MAX_DROPPED:
+        start = text.find(mark, search_from)
+        if start < 0:
+            break
+        behind_mark = start + len(mark)
+        if end < behind_mark:  # else the one that was found last is still the next one
+            end = text.find(closing, behind_mark)
         if end < 0:
             break
         line_end = text.find("\n", start, end)
         if line_end >= 0:
-            at = line_end  # no address that begins later on this line ends on it either
+            search_from = line_end  # no address that begins later on this line ends on it either
             continue
         pieces.append(text[copied_until : start + kept])
-        copied_until = at = end + dropped_after
+        copied_until = search_from = end + dropped_after
     return "".join([*pieces, text[copied_until:]]) if pieces else text

@@ -1,6 +1,6 @@
-"""Remarks for the model about a result that looks complete but is not, and typed warnings about pages.
+"""Words for the model about results: remarks on what is missing, and warnings about pages, by their types.
 
-Both are outside of the markers around web content, so no page can fake one.
+The model reads both outside of the markers around web content, so no page can fake one.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import Any
 from openapi_tool.tools.wording import counted
 
 _OPERATORS = ("site", "exclude_sites", "after", "filetype", "intitle", "ext", "loc")
-"""Parameters that become operators of the query."""
+"""Parameters of a search that the upstream writes into the query as operators, such as `site:example.com`."""
+# An operator that the model itself wrote into its query.
 _WRITTEN_OPERATOR = re.compile(r"(?<!\S)-?(?P<name>site|filetype|ext|intitle|inurl|after|before|loc):", re.IGNORECASE)
 _FILTERS = (*_OPERATORS, "location", "gl", "hl")
 """Parameters that restrict a search; without them it may find more."""
-_TOLERANCE_DIVISOR = 50  # the upstream charges a cut text at up to 1/50 above the limit (jina-api 1.3)
+_TOLERANCE_DIVISOR = 50  # a cut text is charged up to 1/50 more tokens than its limit (jina-api 1.3)
 
 WARNINGS: Mapping[str, str] = {
     "captcha": "This is probably a bot check, not the page. Use another source.",
@@ -41,7 +42,7 @@ WARNINGS: Mapping[str, str] = {
 NOT_THE_PAGE = frozenset(
     {"captcha", "login", "consent", "javascript", "loading", "not_found", "refused", "server_error", "empty"}
 )
-"""Types of a text that the server sent in place of the page."""
+"""Types that say that the text is not the page that was asked for."""
 
 _IF_NOT_OFFERED: Mapping[str, tuple[str, str]] = {
     "consent": ("format", "This is probably a request for cookie consent, not the page. Use another source."),
@@ -51,16 +52,18 @@ _IF_NOT_OFFERED: Mapping[str, tuple[str, str]] = {
     "not_loaded": ("wait_for_selector", "The page may be incomplete. If so, use another source."),
     "stored_copy": ("no_cache", "This is a stored copy; the page itself may be newer."),
 }
-"""The argument that a warning names, and the warning if the model cannot give it or has given it already."""
+"""Warnings that name an argument: the argument, and the text if a remedy may not name it."""
 
 Offers = Callable[[str], bool]
-"""Returns whether a remedy may name an argument in the result of a call."""
+"""Returns whether a remedy may name an argument: whether the model may give it, and has not given it already."""
 
 
 def warning(kind: str, offers: Offers) -> str:
-    """Return the text for the model."""
-    argument, alternative = _IF_NOT_OFFERED.get(kind, ("", ""))
-    return WARNINGS[kind] if not argument or offers(argument) else alternative
+    """Return the text of a type for the model, with the argument that helps only if that may be named."""
+    argument, text_without_it = _IF_NOT_OFFERED.get(kind, ("", ""))
+    if argument and not offers(argument):
+        return text_without_it
+    return WARNINGS[kind]
 
 
 UPSTREAM_WARNINGS: Mapping[str, str] = {
@@ -85,7 +88,7 @@ def target_status(warning: str) -> int | None:
 
 
 def is_plain_target_error(warning: str) -> bool:
-    """Return whether such a warning says no more than the status, so that a typed warning says all of it."""
+    """Return whether a warning says no more than the status of such an error, for which there is a type."""
     status = target_status(warning)
     phrase = _PHRASES.get(status) if status is not None else None
     return warning in (f"Target URL returned error {status}", f"Target URL returned error {status}: {phrase}")
@@ -105,7 +108,10 @@ def target_error_type(status: int) -> str:
 
 
 def target_errors(statuses: Mapping[int, int]) -> str:
-    """Return a warning about search results whose pages are errors of their servers: HTTP statuses by number."""
+    """Return a warning about search results whose pages are errors of their servers.
+
+    `statuses` has the HTTP statuses by the number of the result.
+    """
     listed = ", ".join(f"{number} ({status})" for number, status in statuses.items())
     what = f"result {listed} is a server error, not a page"
     if len(statuses) > 1:
@@ -114,7 +120,7 @@ def target_errors(statuses: Mapping[int, int]) -> str:
 
 
 def result_warning(kind: str, numbers: Sequence[int], offers: Offers) -> str:
-    """Return a warning about search results."""
+    """Return the warning of a type about the search results with these numbers."""
     results = "result" if len(numbers) == 1 else "results"
     return f"[Warning about {results} {', '.join(map(str, numbers))}: {warning(kind, offers)}]"
 
@@ -126,7 +132,10 @@ def unreadable_results(number: int) -> str:
 
 
 def is_cut(tokens: int | None, max_tokens: int) -> bool:
-    """Return whether the upstream cut a text at `max_tokens`; only its charge shows that (jina-api section 9)."""
+    """Return whether the upstream cut a text at `max_tokens`.
+
+    It does not say so. But for a cut text it charges that many tokens, or slightly more (jina-api section 9).
+    """
     return tokens is not None and max_tokens <= tokens <= max_tokens + max_tokens // _TOLERANCE_DIVISOR
 
 
@@ -155,15 +164,16 @@ def cut_results(numbers: Sequence[int], max_tokens: int) -> str:
 
 
 def filters(parameters: Mapping[str, Any], names: Mapping[str, str]) -> list[str]:
-    """Return the model's names of the operators of a search: arguments, and such as `site:` in the query itself."""
+    """Return what restricts a search, in the model's words: names of arguments, and `site:` in the query itself."""
     found = [names[name] for name in _OPERATORS if name in names]
-    if written := _WRITTEN_OPERATOR.search(str(parameters.get("q", ""))):
+    written = _WRITTEN_OPERATOR.search(str(parameters.get("q", "")))
+    if written:
         found.append(f"{written['name'].lower()}: in the query")
     return found
 
 
 def other_search(names: Mapping[str, str]) -> str:
-    """Return what to change about a search without results; `names` maps parameters to the model's names."""
+    """Return what to change about a search without results; `names` has the model's names for its parameters."""
     restricting = [names[name] for name in _FILTERS if name in names]
     drop = f", or drop {' or '.join(restricting)}" if restricting else ""
     end = f" The results may end before this {names['page']}." if "page" in names else ""

@@ -1,7 +1,11 @@
 """An upstream response, from the bytes of its body to the output of the tool. Imports pure code only.
 
-`read_response` is all that touches a body. Its cost depends on what a page's author wrote, so `client.py` has a worker
-process run it, except for bodies that are known to be cheap.
+`read_response` alone reads a body: it parses, renders and masks. How long it takes depends on what a page's author
+wrote, so a worker process runs it (`response_task.py`), except for bodies that are known to be cheap. It gets:
+
+- `Responses`: how the responses of an operation are read, known when the program starts;
+- `Expected`: what its request tells about a response, known before that arrives;
+- `Received`: what came with the body.
 """
 
 from __future__ import annotations
@@ -10,28 +14,27 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
-from itertools import chain
-from typing import Any, cast
+from typing import Any
 
 import orjson
 
 from openapi_tool.jina import remarks
 from openapi_tool.jina.content import RenderContext, page_output, search_output, usage_of
-from openapi_tool.jina.failures import ONCE, Failures, Rule, status_inside, upstream_failure, worded
+from openapi_tool.jina.failure_rules import COMMON_FAILURES, ONCE, Failures, Rule, worded
+from openapi_tool.jina.failures import MessageContext, status_inside, upstream_failure
 from openapi_tool.protocol import errors
 from openapi_tool.protocol.errors import ToolError, UpstreamUnavailable
-from openapi_tool.protocol.jsontext import JsonObject, as_object, loads, storable_text
-from openapi_tool.protocol.payload import Parts, Payload, pack, pack_parts, pack_texts
-from openapi_tool.telemetry import redact
+from openapi_tool.protocol.jsontext import as_object, loads, storable_text
 from openapi_tool.telemetry.redact import Redactor, of_call
 from openapi_tool.tools.output import Item, ToolOutput, Usage, cost
 
 Render = Callable[[Mapping[str, Any], Mapping[str, Any], RenderContext], ToolOutput]
+"""Makes the output of a success envelope; its second argument are the parameters of the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class NothingToShow:
-    """Result of a request that succeeded and is paid, although its response has nothing to show: `error` says why."""
+    """Result of a request that succeeded and is paid, but whose response has nothing to show: `error` says why."""
 
     error: ToolError
 
@@ -42,7 +45,7 @@ class NothingToShow:
 
 
 UpstreamResult = ToolOutput | NothingToShow
-"""Of a request that succeeded."""
+"""Result of a request that succeeded, and is paid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ class Responses:
     """How the responses of one operation are read: `render` makes the output of a success, `failures` the errors."""
 
     render: Render
-    failures: Failures = field(default=Failures())
+    failures: Failures = COMMON_FAILURES
 
 
 SEARCH_RESPONSES = Responses(
@@ -91,15 +94,18 @@ READER_RESPONSES = Responses(
     ),
 )
 RESPONSES: Mapping[str, Responses] = {"search": SEARCH_RESPONSES, "reader": READER_RESPONSES}
-"""By the name of an operation."""
+"""By the name of their operation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What is known of a response before it arrives, and its reading depends on.
+    """What the request tells about its response; the reading depends on it.
 
-    `parameters` are those of the request, `names` maps them to the model's names. `offered` are the arguments that a
-    remedy may name. `denied` are the hosts that are not shown (`UrlPolicy.deny`).
+    - `operation`: name of the operation, a key of RESPONSES.
+    - `parameters`: those of the request, by the parameter's name.
+    - `names`: the model's names for the parameters that it gave, by the parameter's name.
+    - `offered`: arguments of the model that a remedy may name.
+    - `denied`: hosts that are not shown (`UrlPolicy.deny`).
     """
 
     operation: str
@@ -108,10 +114,14 @@ class Expected:
     offered: frozenset[str] = frozenset()
     denied: tuple[str, ...] = ()
 
+    def offers(self, argument: str) -> bool:
+        """Return whether a remedy may name an argument."""
+        return argument in self.offered
+
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What is known of a response once its body arrives: status, header, and the secrets of its call, to be masked."""
+    """What came with a body: HTTP status and header. `secrets` are those of its call, which are masked in it."""
 
     http_status: int
     retry_after: str | None = None
@@ -119,7 +129,7 @@ class Received:
 
 
 class MayHoldSecret(Exception):
-    """A response must be masked, whose cost has no bound."""
+    """A response may hold a secret. To mask it may take any time, so a worker process must read it."""
 
 
 def read_response(
@@ -127,18 +137,19 @@ def read_response(
 ) -> UpstreamResult:
     """Return the result of a successful request. Raises ToolError if the upstream failed.
 
-    With `inline` nothing is masked but short texts in errors and warnings: raises MayHoldSecret if there may be more.
+    With `inline` only short texts in errors and warnings are masked. Raises MayHoldSecret if the output may hold a
+    secret then.
     """
     redactor = of_call(received.secrets)
     responses = RESPONSES[expected.operation]
     envelope = _envelope(_parsed(body), expected, received, redactor)
-    context = RenderContext(redactor, expected.offered.__contains__, expected.names, expected.denied)
+    context = RenderContext(redactor, expected.offers, expected.names, expected.denied)
     try:
         output = responses.render(envelope, expected.parameters, context)
     except ToolError as error:
         error.tokens = usage_of(envelope).tokens  # the upstream charges for the page
         return NothingToShow(error)
-    del envelope  # up to four times the bytes of the body
+    del envelope  # it takes up to four times the bytes of the body
     if not inline:
         output = _masked(output, redactor)
     elif _may_hold_secret(output, redactor):
@@ -147,18 +158,18 @@ def read_response(
 
 
 def unread_failure(expected: Expected, received: Received) -> ToolError | None:
-    """Return the error of a response whose body cannot be read, None for a success."""
+    """Return the error of a response whose body cannot be read; None if its HTTP status says success."""
     if received.http_status == HTTPStatus.OK:
         return None
     failures = RESPONSES[expected.operation].failures
-    offers = expected.offered.__contains__
-    return upstream_failure(received.http_status, None, received.retry_after, failures=failures, offers=offers)
+    context = MessageContext(offers=expected.offers)
+    return upstream_failure(received.http_status, None, received.retry_after, failures, context)
 
 
 def _envelope(value: object, expected: Expected, received: Received, redactor: Redactor) -> dict[str, Any]:
-    """Return the success envelope, `{code, status, data, meta}`. Raises ToolError.
+    """Return the envelope of a success, `{code, status, data, meta}`. Raises ToolError.
 
-    With the HTTP status 200 the body may report a failure; it is then the same as with that HTTP status.
+    With the HTTP status 200 the body may report another one, and then counts as if it had come with that.
     """
     status = received.http_status
     failures = RESPONSES[expected.operation].failures
@@ -175,11 +186,12 @@ def _envelope(value: object, expected: Expected, received: Received, redactor: R
         if isinstance(message, str) and message.startswith(failures.nothing_found):
             return {"code": HTTPStatus.OK, "data": []}
     filters = remarks.filters(expected.parameters, expected.names)
-    offers = expected.offered.__contains__
-    raise upstream_failure(status, value, received.retry_after, redactor, expected.names, failures, filters, offers)
+    context = MessageContext(redactor, expected.names, filters, expected.offers)
+    raise upstream_failure(status, value, received.retry_after, failures, context)
 
 
 def _may_hold_secret(output: ToolOutput, redactor: Redactor) -> bool:
+    """Return whether text or state contains what may be a secret: a part of one, or the shape of a key."""
     try:
         state = orjson.dumps(output.state).decode()
     except orjson.JSONEncodeError:  # a number beyond 64 bits
@@ -188,9 +200,10 @@ def _may_hold_secret(output: ToolOutput, redactor: Redactor) -> bool:
 
 
 def _masked(output: ToolOutput, redactor: Redactor) -> ToolOutput:
-    """Mask secrets, before the output is truncated: afterwards the redactor would not recognize half a key.
+    """Return the output with masked secrets.
 
-    All texts are searched as one, as nearly all are returned as they came.
+    It is masked before it is truncated: afterwards the redactor would not recognize half a key. All texts are searched
+    as one first, since nearly no output holds a secret.
     """
     items = output.items
     if redactor.is_suspect(output.content):
@@ -199,22 +212,25 @@ def _masked(output: ToolOutput, redactor: Redactor) -> ToolOutput:
 
 
 def _storable(output: ToolOutput) -> ToolOutput:
-    """Replace what jsonb refuses."""
+    """Return the output without characters that PostgreSQL's jsonb refuses."""
     content = output.content
     if storable_text(content) == content:
         return output
     return replace(output, items=tuple(Item(*map(storable_text, item)) for item in output.items))
 
 
-_HIGH, _LOW = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+# JSON writes a character beyond 16 bits as two escapes, a pair of surrogates: `\ud83d\ude00`.
+_HIGH = rb"\\u[dD][89abAB][0-9a-fA-F]{2}"
+_LOW = rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _ESCAPES = re.compile(rb"\\\\|(?P<pair>%b%b)|%b|%b" % (_HIGH, _LOW, _HIGH, _LOW))
-"""An escaped backslash, a pair of surrogates, or one without the other."""
+"""An escaped backslash, a pair of surrogates, or one surrogate without the other."""
 
 
 def _parsed(body: bytes | bytearray | memoryview) -> object:
-    """Return the value, None if it is not JSON or nested too deeply.
+    """Return the value of a body; None if it is not JSON, or is nested too deeply.
 
-    Senders cut strings within a pair of surrogates; the half becomes a replacement character.
+    Some senders cut a text within a pair of surrogates. The half that is left is no valid JSON, so it is replaced by
+    the replacement character U+FFFD.
     """
     try:
         return orjson.loads(body)
@@ -227,107 +243,5 @@ def _parsed(body: bytes | bytearray | memoryview) -> object:
 
 
 def _repaired(escape: re.Match[bytes]) -> bytes:
-    return escape[0] if escape["pair"] or escape[0] == rb"\\" else rb"\ufffd"
-
-
-# The same in a worker process.
-
-READ_RESPONSE = "read_response"
-_ERROR_FIELDS = (
-    "detail",
-    "retryable",
-    "retry_after",
-    "max_retries",
-    "http_status",
-    "upstream_status",
-    "timed_out",
-    "tokens",
-    "is_concurrency",
-)
-_ERRORS = {kind.code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, ToolError)}
-
-
-def response_task(body: bytes | bytearray, expected: Expected, received: Received) -> Parts:
-    """Return the argument of the task READ_RESPONSE, which contains the body itself."""
-    value = {
-        "expected": {
-            "operation": expected.operation,
-            "parameters": expected.parameters,
-            "names": expected.names,
-            "offered": sorted(expected.offered),
-            "denied": expected.denied,
-        },
-        "received": {
-            "http_status": received.http_status,
-            "retry_after": received.retry_after,
-            "secrets": sorted(received.secrets),
-        },
-    }
-    return pack_parts(value, [body])
-
-
-def run_response_task(task: Payload) -> bytes:
-    """Run READ_RESPONSE: pack what `read_response` returns or raises."""
-    of_request, of_response = cast("Any", task.value["expected"]), cast("Any", task.value["received"])
-    expected = Expected(
-        operation=of_request["operation"],
-        parameters=of_request["parameters"],
-        names=of_request["names"],
-        offered=frozenset(of_request["offered"]),
-        denied=tuple(of_request["denied"]),
-    )
-    received = Received(of_response["http_status"], of_response["retry_after"], frozenset(of_response["secrets"]))
-    masked = 0
-
-    def count(_where: str, number: int) -> None:
-        nonlocal masked
-        masked += number
-
-    redact.on_masked = count  # the metric is the service's, so the number is returned
-    try:
-        result = read_response(task.blobs[0], expected, received)
-    except ToolError as error:
-        return pack({"raised": _as_json(error), "masked": masked})
-    if isinstance(result, NothingToShow):
-        return pack({"nothing_to_show": _as_json(result.error), "masked": masked})
-    return pack_output(result, masked=masked)
-
-
-def response_result(answer: Payload) -> UpstreamResult:
-    """Return the result in an answer of READ_RESPONSE, or raise its ToolError. Raises ValueError if it has none."""
-    masked = answer.value.get("masked")
-    redact.on_masked("answer", masked if isinstance(masked, int) else 0)
-    if "raised" in answer.value:
-        raise _error_of(as_object(answer.value["raised"]))
-    if "nothing_to_show" in answer.value:
-        return NothingToShow(_error_of(as_object(answer.value["nothing_to_show"])))
-    return unpack_output(answer)
-
-
-def pack_output(output: ToolOutput, **more: object) -> bytes:
-    """Return the bytes that `unpack_output` reads: items, state and usage."""
-    texts = list(chain.from_iterable(output.items))
-    usage = output.usage
-    return pack_texts({"state": output.state, "usage": [usage.tokens, usage.requests], **more}, texts)
-
-
-def unpack_output(packed: Payload) -> ToolOutput:
-    """Return a packed output. Raises ValueError."""
-    texts = packed.texts()
-    width = len(Item._fields)
-    items = tuple(Item(*texts[at : at + width]) for at in range(0, len(texts), width))
-    match packed.value.get("usage"):
-        case [int(tokens), int(requests)] if tokens >= 0 and requests >= 0:
-            return ToolOutput(items, as_object(packed.value.get("state")), Usage(tokens, requests))
-    raise ValueError("the packed output has no usage")
-
-
-def _as_json(error: ToolError) -> dict[str, object]:
-    return {"code": error.code, "message": error.message, **{name: getattr(error, name) for name in _ERROR_FIELDS}}
-
-
-def _error_of(described: JsonObject) -> ToolError:
-    error = _ERRORS[str(described["code"])](str(described["message"]))
-    for name in _ERROR_FIELDS:
-        setattr(error, name, described[name])
-    return error
+    is_valid = escape["pair"] or escape[0] == rb"\\"
+    return escape[0] if is_valid else rb"\ufffd"

@@ -1,4 +1,7 @@
-"""Retries of upstream requests: search and reader requests are idempotent, so they may be repeated."""
+"""Retries of upstream requests: whether, and after which wait.
+
+A search or read changes nothing at the upstream, so a request may be sent again.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,11 @@ Sleep = Callable[[float], Awaitable[None]]
 
 
 def retry_wait_s(error: ToolError, attempt: int, options: RetryOptions, left_s: float) -> float | None:
-    """Return the seconds to wait before the next attempt, and log it; None if there is none.
+    """Return the seconds to wait before the next attempt; None if there must be none. Log and count a retry.
 
-    `error` ended the attempt of this number, from 1 on. The wait is Retry-After, else exponential back-off, both with
-    jitter, and must be shorter than `left_s`.
+    `error` ended the attempt with the number `attempt`; the first has number 1. The wait is what the upstream asks for
+    in Retry-After, else a back-off that doubles with each attempt. Both get jitter. There is no retry if the wait would
+    take `left_s` seconds or more.
     """
     if attempt > min(error.max_retries, options.max_retries):
         return None

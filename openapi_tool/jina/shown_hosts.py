@@ -1,6 +1,7 @@
 """Which results and links of a response are shown, by their hosts.
 
-An upstream takes `site` as a wish, so its results are checked. Only whole hosts count, not the path of a site.
+Left out are hosts that the operator denies, and search results from other sites than the search asks for: the upstream
+may return some. Only hosts are compared: `example.com/docs` stands for all of `example.com`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 from openapi_tool.jina.hosts import EXCLUDED, belongs_to, host_of, suffixes
 from openapi_tool.tools.wording import counted
 
+# A scheme other than http and https, before `//`.
 _OTHER_SCHEME = re.compile(r"\A\s*(?!https?:)[a-z][a-z0-9+.-]{0,20}:(?=[/\\]{2})", re.IGNORECASE)
 _ADDRESS = re.compile(
     r"""(?:\bhttps?:[/\\]*|(?<=:)[/\\]{2}|(?<![\w:/\\])[/\\]{2})
@@ -19,50 +21,56 @@ _ADDRESS = re.compile(
     [^\s<>()\[\]"'`|\\]*""",
     re.IGNORECASE | re.VERBOSE,
 )
-"""Address, from its slashes on if it has another scheme or none (`//example.com`); JSON writes them as `\\/`."""
-_IN_PLACE = "denied:"
-"""In place of an address in a text."""
+"""An address in a text. Of one with another scheme or none (`//example.com`) it begins at the slashes.
+
+A slash may be a backslash, as in `\\/`, which JSON writes.
+"""
+_REPLACEMENT = "denied:"
+"""What stands in a text in place of an address on a denied host."""
 
 
 class DeniedHosts:
-    """Hosts that the operator denies; `links` counts the addresses that were left out."""
+    """Hosts that the operator denies; `links_left_out` counts the links to them in one response."""
 
     def __init__(self, denied: Sequence[str]) -> None:
         self._denied = suffixes(denied)
         self.is_empty = not self._denied
-        self.links = 0
+        self.links_left_out = 0
 
     def has(self, address: str) -> bool:
         """Return whether an address is on a denied host."""
-        return bool(self._denied) and belongs_to(host_of(_OTHER_SCHEME.sub("", address)), self._denied)
+        if not self._denied:
+            return False
+        return belongs_to(host_of(_OTHER_SCHEME.sub("", address)), self._denied)
 
     def has_link(self, address: str) -> bool:
-        """Return the same, and count the address."""
+        """Return whether a link is to a denied host; count it if so, since the caller leaves it out."""
         found = self.has(address)
-        self.links += found
+        self.links_left_out += found
         return found
 
     def without(self, text: str) -> str:
-        """Return a text without addresses on denied hosts, which are counted. Takes linear time."""
+        """Return a text without addresses on denied hosts, and count these. Takes linear time."""
         return _ADDRESS.sub(self._replaced, text) if self._denied else text
 
     def uncounted(self, text: str) -> str:
-        """Return the same for a text that is also shown elsewhere."""
-        links = self.links
+        """Return a text without these addresses, but do not count them: they are also in a text that is counted."""
+        counted_before = self.links_left_out
         text = self.without(text)
-        self.links = links
+        self.links_left_out = counted_before
         return text
 
-    def _replaced(self, address: re.Match[str]) -> str:
-        return _IN_PLACE if self.has_link(address[0]) else address[0]
-
     def remark(self) -> str:
-        """Return how many links were left out, or nothing."""
-        return f"[{counted(self.links, 'link')} to {_denied(self.links)} left out.]" if self.links else ""
+        """Return how many links were left out, or an empty text."""
+        number = self.links_left_out
+        return f"[{counted(number, 'link')} to {_denied(number)} left out.]" if number else ""
+
+    def _replaced(self, address: re.Match[str]) -> str:
+        return _REPLACEMENT if self.has_link(address[0]) else address[0]
 
 
 class ShownResults:
-    """Results of a search on the sites that it asks for, without those on denied hosts."""
+    """The results of a search that are `shown`: those on the sites that it asks for, and not on denied hosts."""
 
     def __init__(
         self, results: Sequence[Mapping[str, Any]], parameters: Mapping[str, Any], denied: DeniedHosts
@@ -78,7 +86,7 @@ class ShownResults:
         self.of_denied_hosts = len(of_sites) - len(self.shown)
 
     def remarks(self) -> list[str]:
-        """Return how many results were left out."""
+        """Return remarks on how many results were left out."""
         other, denied = self.of_other_sites, self.of_denied_hosts
         remarks = []
         if other:
@@ -99,6 +107,7 @@ class ShownResults:
 
 
 def _denied(number: int) -> str:
+    """Return `a host that the operator denies is` for 1, else the plural."""
     hosts = "a host" if number == 1 else "hosts"
     return f"{hosts} that the operator denies {_are(number)}"
 
@@ -113,12 +122,18 @@ def _address(result: Mapping[str, Any]) -> str:
 
 
 def _is_of(host: str, sites: tuple[str, ...], excluded: tuple[str, ...]) -> bool:
-    return not (sites and not belongs_to(host, sites)) and not (excluded and belongs_to(host, excluded))
+    """Return whether a host is on one of `sites`, if there are any, and on none of `excluded`."""
+    if sites and not belongs_to(host, sites):
+        return False
+    return not (excluded and belongs_to(host, excluded))
 
 
 def _texts(value: object) -> list[str]:
-    return [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]
+    """Return the texts of a list, or the one that the value is."""
+    values = value if isinstance(value, list) else [value]
+    return [text for text in values if isinstance(text, str)]
 
 
 def _excluded(parameters: Mapping[str, Any]) -> list[str]:
+    """Return the sites in texts such as `-site:a.com -site:b.com`."""
     return [site.removeprefix(EXCLUDED) for text in _texts(parameters.get("exclude_sites")) for site in text.split()]

@@ -1,6 +1,7 @@
-"""httpx transport over aiohttp's connection pool, which needs a fraction of the CPU of httpx's own (ADR 1).
+"""Transport: sends httpx requests through aiohttp, which needs a fraction of the CPU of httpx's own transport (ADR 1).
 
-The transport does not retry, redirect, store cookies or read proxy settings from the environment.
+Callers see only httpx: requests, responses and exceptions. The transport does not retry, redirect, store cookies or
+read proxy settings from the environment.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from openapi_tool.jina.connections import (
     open_session,
 )
 from openapi_tool.jina.options import EgressOptions
-from openapi_tool.jina.url_policy import is_public
+from openapi_tool.jina.public_addresses import is_public
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +38,11 @@ PROJECT = "project"
 """Request extension with the project id, for fair shares of connections."""
 
 ON_CONNECTED = "on_connected"
-"""Request extension with a bound method that is called once the request has a connection; None: with nothing."""
+"""Request extension with a bound method, or None. It is called without arguments once the request has a connection."""
 
-_CHUNK_BYTES = 64 * 1024
+_CHUNK_BYTES = 64 * 1024  # of a body, at most, in one step of the stream
 _RESPONSE_HEADERS = (b"content-encoding", b"content-length", b"retry-after")
+"""Headers of a response that are read; to convert the others would only cost CPU."""
 
 
 class CertificateRefused(httpx.ConnectError):
@@ -48,11 +50,14 @@ class CertificateRefused(httpx.ConnectError):
 
 
 class ResponseRefused(httpx.RemoteProtocolError):
-    """The response is malformed or exceeds a limit of `UpstreamConnection`. It may be an earlier request's surplus."""
+    """The response is malformed or exceeds a limit of `UpstreamConnection`.
+
+    What was received may be surplus data of an earlier response on the connection, so a retry may help.
+    """
 
 
 class OwnResponseRefused(ResponseRefused):
-    """The refused response is certainly this request's; a retry would be billed, and get the same."""
+    """The refused response certainly answers this request. A retry would be billed, and get the same."""
 
 
 ERRORS: tuple[tuple[type[BaseException], type[httpx.TransportError]], ...] = (
@@ -76,15 +81,17 @@ _CAUGHT = (aiohttp.ClientError, TimeoutError)
 
 
 def translate(error: BaseException) -> httpx.TransportError:
-    """Return httpx's equivalent, without the text, which may contain the URL."""
-    kind = next((translated for kind, translated in ERRORS if isinstance(error, kind)), httpx.TransportError)
-    return kind(type(error).__name__)
-
-
-_yarl_url = lru_cache(maxsize=64)(partial(yarl.URL, encoded=True))
+    """Return httpx's equivalent. Its text is only the type's name, as the original text may contain the URL."""
+    name = type(error).__name__
+    for kind, translated in ERRORS:
+        if isinstance(error, kind):
+            return translated(name)
+    return httpx.TransportError(name)
 
 
 class _ResponseBody(httpx.AsyncByteStream):
+    """The body of a response as a stream, with httpx's exceptions."""
+
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response
         self._chunks = response.content.iter_chunked(_CHUNK_BYTES)
@@ -104,9 +111,10 @@ class _ResponseBody(httpx.AsyncByteStream):
 
 
 class PublicResolver(Resolver):
-    """DNS resolver that returns public addresses only.
+    """DNS resolver that refuses a host with an address that is not public.
 
-    aiohttp connects to these. A check in a separate look-up could see other addresses (DNS rebinding).
+    aiohttp connects to the very addresses that were checked. If the check made a look-up of its own, a server of names
+    could tell it other addresses than aiohttp (DNS rebinding).
     """
 
     def __init__(self, inner: Resolver) -> None:
@@ -134,8 +142,8 @@ class PublicResolver(Resolver):
 class AiohttpTransport(httpx.AsyncBaseTransport):
     """httpx transport with a pool of connections, whose certificates `tls` verifies.
 
-    TLS to the upstream is tunnelled through a forward proxy, so that sees host names only. `resolver` replaces DNS;
-    only the embedded stack passes one.
+    If the settings name a forward proxy, TLS to the upstream goes through a tunnel, in which the proxy sees only the
+    host's name. Only the embedded stack passes a `resolver`, which replaces DNS.
     """
 
     def __init__(self, tls: ssl.SSLContext, options: EgressOptions, resolver: Resolver | None = None) -> None:
@@ -147,10 +155,7 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send one request; the body of the response is a stream. Raises httpx.TransportError."""
         if self._session is None:
-            resolver = self._resolver
-            if self._options.public_addresses_only:
-                resolver = PublicResolver(resolver or DefaultResolver())
-            self._session = open_session(self._tls, self._options, resolver)
+            self._session = self._open_session()
         current_project.set(request.extensions.get(PROJECT, ""))
         callback = request.extensions.get(ON_CONNECTED)
         on_connected.set(None if callback is None else WeakMethod(callback))
@@ -167,8 +172,19 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
         headers = [header for header in response.raw_headers if header[0].lower() in _RESPONSE_HEADERS]
         return httpx.Response(response.status, headers=headers, stream=_ResponseBody(response))
 
+    def _open_session(self) -> aiohttp.ClientSession:
+        """Open the pool of connections; it needs the running event loop, so the first request opens it."""
+        resolver = self._resolver
+        if self._options.public_addresses_only:
+            resolver = PublicResolver(resolver or DefaultResolver())
+        return open_session(self._tls, self._options, resolver)
+
     async def aclose(self) -> None:
         """Close every connection."""
         if self._session is not None:
             await self._session.close()
             self._session = None
+
+
+_yarl_url = lru_cache(maxsize=64)(partial(yarl.URL, encoded=True))
+"""Return aiohttp's form of a URL, which is sent as it is (`encoded`). Most requests are POST, and have few URLs."""

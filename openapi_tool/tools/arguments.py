@@ -157,7 +157,7 @@ class Preparation:
             raise unusable(definition.tool_name, list(checked.default_problems))
         if checked.problems:
             raise correction_error(list(checked.problems), "The arguments do not fit the tool's parameters. ")
-        given = {**self.check.given, **repairs}  # `jina/request.py` omits an argument that is None
+        given = {**self.check.given, **repairs}  # `jina/resolved_parameters.py` omits an argument that is None
         key, key_variable, fallback_reason = api_key(self.envs, definition, read_secret)
         fixed = {name: render_fixed(name, text, self.call, self.ids) for name, text in definition.fixed.items()}
         prepared: dict[str, JsonValue] = {**self.check.defaults, **given, **fixed}

@@ -92,7 +92,8 @@ class TimeLimits:
         """Return the deadline, perhaps passed, of a call whose command arrived in the stream `age_s` seconds ago.
 
         `suspend_timeout_s` and `timeout_s` are the definition's; without both `tools.default_timeout_s` applies. The
-        limit `timeout_s` itself is not part of this deadline: it begins with the upstream's part (`jina/backend.py`).
+        limit `timeout_s` itself is not part of this deadline: it begins with the upstream's part
+        (`jina/prepared_item.py`).
         """
         wait_s = self.worker_waits_s(suspend_timeout_s) - self.executor.commit_margin_s
         left_s = min(wait_s, self.tools.max_timeout_s) - max(0.0, age_s)

@@ -28,7 +28,8 @@ from openapi_tool import bootstrap
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.cli import app
 from openapi_tool.jina.batches import batch_items, item_arguments
-from openapi_tool.jina.request import build_request, resolve_parameters
+from openapi_tool.jina.request import build_request
+from openapi_tool.jina.resolved_parameters import resolve_parameters
 from openapi_tool.jina.url_policy import UrlPolicy, checked_url
 from openapi_tool.kernel.postgres.tool_rows import ToolRows
 from openapi_tool.options.executor import ExecutorOptions

@@ -27,7 +27,8 @@ from typer.testing import CliRunner
 
 from openapi_tool.cli import app, tools_registry
 from openapi_tool.cli.management_api import ManagementApi
-from openapi_tool.jina.definition_checks import StoredCheck, definition_problems, source_problems
+from openapi_tool.jina.definition_checks import definition_problems, source_problems
+from openapi_tool.jina.stored_check import StoredCheck
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.kernel.postgres.tool_rows import ToolRows
 from openapi_tool.local.caller import Caller

@@ -27,7 +27,8 @@ from openapi_tool.jina.egress import ALLOWED_HEADERS
 from openapi_tool.jina.endpoints import endpoint_of
 from openapi_tool.jina.inline_data import without_inline_images
 from openapi_tool.jina.parameters import READER_PARAMETERS, REFUSED, SEARCH_PARAMETERS
-from openapi_tool.jina.request import UpstreamRequest, build_request, resolve_parameters
+from openapi_tool.jina.request import UpstreamRequest, build_request
+from openapi_tool.jina.resolved_parameters import resolve_parameters
 from openapi_tool.jina.url_policy import UrlPolicy, checked_url
 from openapi_tool.protocol.errors import BadRequest, TargetRefused, ToolMisconfigured
 from openapi_tool.protocol.jsontext import object_at

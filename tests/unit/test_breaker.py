@@ -20,8 +20,9 @@ from openapi_tool.concurrency import retries
 from openapi_tool.concurrency.fair_semaphore import FairSemaphore
 from openapi_tool.concurrency.keyed_lock import KeyedLock
 from openapi_tool.concurrency.retries import retried
+from openapi_tool.jina.body_reader import LARGE_READS
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
-from openapi_tool.jina.client import _LARGE_READS, JinaClient
+from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.connections import HANDSHAKES
 from openapi_tool.jina.egress import tls_context
 from openapi_tool.jina.options import EgressOptions
@@ -522,7 +523,7 @@ def test_chunks_of_many_large_responses_are_not_read_in_one_iteration(run: Run) 
         watching = asyncio.create_task(watch())
         await asyncio.gather(*(fetch() for _ in range(calls)))
         watching.cancel()
-        assert 0 < most <= 2 * _LARGE_READS  # as many may end as others begin
+        assert 0 < most <= 2 * LARGE_READS  # as many may end as others begin
 
     run(check())
 

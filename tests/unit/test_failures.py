@@ -25,7 +25,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from openapi_tool.jina.endpoints import ENDPOINTS
-from openapi_tool.jina.failures import RULES, Failures, upstream_failure
+from openapi_tool.jina.failure_rules import RULES, Failures
+from openapi_tool.jina.failures import MessageContext, upstream_failure
 from openapi_tool.jina.options import CacheOptions, RetryOptions
 from openapi_tool.jina.response import RESPONSES
 from openapi_tool.kernel.postgres.failures import (
@@ -409,7 +410,7 @@ def test_no_message_is_about_another_operation(failures: Failures, of_others: st
 @requirement("upstream.errors")
 def test_an_error_of_a_selector_names_the_argument_in_a_search_too(mode: str) -> None:
     body = refusal("Failed to process the page: Expected name")
-    error = upstream_failure(422, body, None, names=_SELECTORS, failures=RESPONSES[mode].failures)
+    error = upstream_failure(422, body, None, RESPONSES[mode].failures, MessageContext(names=_SELECTORS))
     assert error.message.startswith("target_selector or wait_for_selector: is no CSS selector")
 
 

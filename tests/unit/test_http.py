@@ -29,7 +29,7 @@ from pydantic import SecretStr
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.egress import ALLOWED_HOSTS, EgressRefused, EgressTransport, tls_context
-from openapi_tool.jina.failures import ONCE
+from openapi_tool.jina.failure_rules import ONCE
 from openapi_tool.jina.options import EgressOptions
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.jina.response import Expected, UpstreamResult

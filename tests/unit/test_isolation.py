@@ -26,7 +26,8 @@ from openapi_tool.isolation.frames import ANSWER, DONE
 from openapi_tool.isolation.pool import MAX_KILLS, PoolBusy, TaskKilled, WorkerPool
 from openapi_tool.isolation.process import Killed, Lost, WorkerProcess, _Exchange
 from openapi_tool.isolation.service import CHECK_ARGUMENTS, Isolation
-from openapi_tool.jina.response import READ_RESPONSE, Expected, Received, response_result, response_task
+from openapi_tool.jina.response import Expected, Received
+from openapi_tool.jina.response_task import READ_RESPONSE, response_result, response_task
 from openapi_tool.options.budgets import BUDGETS, BudgetLimits
 from openapi_tool.protocol.errors import ToolMisconfigured, ToolTimeout
 from openapi_tool.protocol.payload import pack, unpack

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from openapi_tool.jina.egress import ALLOWED_HEADERS
-from openapi_tool.jina.request import UpstreamRequest, build_request, resolve_parameters
+from openapi_tool.jina.request import UpstreamRequest, build_request
+from openapi_tool.jina.resolved_parameters import resolve_parameters
 from openapi_tool.jina.response import NothingToShow
 from openapi_tool.local.recordings import Recording, exchanges, load_recordings, parse_request
 from openapi_tool.protocol.errors import BadRequest, ToolError, ToolMisconfigured, UpstreamRejected, UpstreamUnavailable

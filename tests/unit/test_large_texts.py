@@ -23,15 +23,8 @@ from openapi_tool.engine import stored_search
 from openapi_tool.engine.pagination import Pagination
 from openapi_tool.isolation.pool import WorkerPool
 from openapi_tool.isolation.service import Isolation
-from openapi_tool.jina.response import (
-    READ_RESPONSE,
-    Expected,
-    Received,
-    UpstreamResult,
-    read_response,
-    response_result,
-    response_task,
-)
+from openapi_tool.jina.response import Expected, Received, UpstreamResult, read_response
+from openapi_tool.jina.response_task import READ_RESPONSE, response_result, response_task
 from openapi_tool.options.tools import ToolOptions
 from openapi_tool.protocol.errors import NotFound, ResponseTooLarge, ToolError, UpstreamUnavailable
 from openapi_tool.protocol.jsontext import loads
@@ -290,12 +283,12 @@ class StoredResult:
     ) -> tuple[ToolOutput, RenderedResult, list[tuple[str, ...]]]:
         """Search; return the output, what is shown, and number, item, character and cursor of each passage."""
         ((name, text),) = wanted.items()
-        found = await self.pagination.find(a_call(), READER, SearchRequest(name, text), cursor, tokens)
+        found = await self.pagination.search(a_call(), READER, SearchRequest(name, text), cursor, tokens)
         return found.output, found.rendered, HEADING.findall(found.rendered.content)
 
     async def read_on(self, cursor: str) -> str:
         """Return the part at a cursor, without repeated lines."""
-        shown = (await self.pagination.resume(a_call(), READER, cursor)).rendered
+        shown = (await self.pagination.later_part(a_call(), READER, cursor)).rendered
         return framed_items(shown.content)[0].split("\n", repeated_lines(shown.content)[0])[-1]
 
 
@@ -508,7 +501,7 @@ def test_case_11_a_place_in_a_code_block_or_table_opens_it_again(
         ((*_, cursor),) = places
         (text,) = framed_items(shown.content)
         assert text.startswith(f"{repeated}{wanted}{row}")
-        part = (await stored.pagination.resume(a_call(), READER, cursor)).rendered
+        part = (await stored.pagination.later_part(a_call(), READER, cursor)).rendered
         assert framed_items(part.content)[0].startswith(f"Title: x\n{repeated}{wanted}{row}")
 
     asyncio.run(check())

@@ -23,7 +23,8 @@ from openapi_tool.jina.batches import batch_output
 from openapi_tool.jina.endpoints import ENDPOINTS
 from openapi_tool.jina.inline_data import without_inline_images
 from openapi_tool.jina.remarks import WARNINGS
-from openapi_tool.jina.request import UpstreamRequest, build_request, resolve_parameters, with_max_tokens
+from openapi_tool.jina.request import UpstreamRequest, build_request
+from openapi_tool.jina.resolved_parameters import resolve_parameters, with_token_limit
 from openapi_tool.local.recordings import load_recordings
 from openapi_tool.protocol.errors import BadRequest, ToolMisconfigured, UpstreamRejected, UpstreamUnavailable
 from openapi_tool.testing import InProcessExecutor, ToolResult, recorded
@@ -77,8 +78,8 @@ def test_case_2_default_limit_of_tokens_applies_if_none_is_set(
     jina: dict[str, Any], values: dict[str, Any], expected: int | None
 ) -> None:
     resolved = resolve_parameters(definition(jina), arguments(values))
-    assert with_max_tokens(resolved, 20_000).parameters.get("maxTokens") == expected
-    assert with_max_tokens(resolved, 0).parameters.get("maxTokens") == (None if expected == 20_000 else expected)
+    assert with_token_limit(resolved, 20_000).parameters.get("maxTokens") == expected
+    assert with_token_limit(resolved, 0).parameters.get("maxTokens") == (None if expected == 20_000 else expected)
 
 
 @requirement("upstream.request")
@@ -195,7 +196,7 @@ async def test_case_3_the_first_part_says_that_a_page_was_cut_and_the_last_part_
     first = (await stored.pagination.show(a_call(), definition(READER), ToolOutput(stored.items))).rendered
     shown = [first.content]
     while cursor:
-        part = (await stored.pagination.resume(a_call(), definition(READER), cursor)).rendered
+        part = (await stored.pagination.later_part(a_call(), definition(READER), cursor)).rendered
         shown.append(part.content)
         cursor = part.next_cursor
     assert len(shown) > 2
@@ -257,7 +258,7 @@ async def test_case_5_an_item_keeps_its_number_and_address_in_later_parts() -> N
     gone = UpstreamRejected("It is gone.")
     items = batch_output(["https://1.example/", *pages], {"https://1.example/": gone, **pages}).items
     stored = StoredResult(*items)
-    part = (await stored.pagination.resume(a_call(), definition(READER), await stored.first())).rendered
+    part = (await stored.pagination.later_part(a_call(), definition(READER), await stored.first())).rendered
     assert part.content.startswith("[Continued: 2 of 3, from character ")
     assert "; its first 2 lines are repeated.]" in part.content
     assert framed_items(part.content)[0].startswith("Title: 2\nURL: https://2.example/\n2 2 ")

@@ -570,7 +570,7 @@ tool = replace(catalogue.CATALOGUE["jina.search"], name="jina.segment", operatio
 catalogue.OPERATIONS += (segment,)
 catalogue.CATALOGUE = {**catalogue.CATALOGUE, tool.name: tool}
 
-from openapi_tool.jina import endpoints, failures, parameters, response
+from openapi_tool.jina import conversions, endpoints, failure_rules, parameters, response
 from openapi_tool.jina.content import usage_of
 from openapi_tool.protocol.projects import AgentKey
 from openapi_tool.quotas.limiter import Limiter
@@ -587,13 +587,13 @@ from openapi_tool.tools.output import Item, ToolOutput
 def render(envelope, _parameters, _context):
     return ToolOutput((Item(envelope["text"]),), {}, usage_of(envelope))
 
-table = (parameters.Parameter("content", parameters._text(), model=True),)
+table = (parameters.Parameter("content", conversions.text(), model=True),)
 timeouts = endpoints.Timeouts(15, needs_timeout=lambda _: False)
 endpoints.ENDPOINTS["segment"] = endpoints.Endpoint(
     segment, table, timeouts, cheaper=lambda parameters, *_: ["less than " + parameters["content"]],
 )
 response.RESPONSES["segment"] = response.Responses(
-    render, failures.Failures({42299: failures.Rule(BadRequest, "The text cannot be split; shorten it.")})
+    render, failure_rules.Failures({42299: failure_rules.Rule(BadRequest, "The text cannot be split; shorten it.")})
 )
 
 class Store:

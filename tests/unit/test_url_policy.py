@@ -17,8 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openapi_tool.jina import url_policy
-from openapi_tool.jina.url_policy import INTERNAL_SUFFIXES, MAX_URL_CHARS, UrlPolicy, checked_url
+from openapi_tool.jina import address_repair, url_policy
+from openapi_tool.jina.address_repair import MAX_URL_CHARS
+from openapi_tool.jina.public_addresses import is_public
+from openapi_tool.jina.url_policy import INTERNAL_SUFFIXES, UrlPolicy, checked_url
 from openapi_tool.protocol.errors import BadRequest, TargetRefused
 from tests.requirements import requirement
 from tests.support import each
@@ -325,6 +327,7 @@ LABORIOUS = {
 }
 CALLS = 2_000
 """More steps than any text needs (a host of 1,024 characters has 512 labels), but far fewer than one per character."""
+CHECKING_FILES = {address_repair.__file__, url_policy.__file__}
 
 
 @pytest.mark.parametrize("text", LABORIOUS.values(), ids=LABORIOUS)
@@ -342,7 +345,7 @@ def test_long_text_is_checked_in_a_bounded_number_of_steps(text: str, monkeypatc
 
     def count(frame: FrameType, event: str, _: object) -> None:
         nonlocal calls
-        calls += event == "call" and frame.f_code.co_filename == url_policy.__file__
+        calls += event == "call" and frame.f_code.co_filename in CHECKING_FILES
 
     sys.setprofile(count)
     try:
@@ -523,7 +526,7 @@ def test_each_host_that_passes_is_public_for_the_parser_of_node_too() -> None:
             continue
         passed += 1
         try:
-            assert url_policy.is_public(ip_address(found.strip("[]"))), ascii(host)
+            assert is_public(ip_address(found.strip("[]"))), ascii(host)
         except ValueError:
             assert "." in found, ascii(host)
             assert not f".{found}".endswith((*INTERNAL_SUFFIXES, ".r.jina.ai", ".s.jina.ai")), ascii(host)

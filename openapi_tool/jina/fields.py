@@ -1,0 +1,195 @@
+"""Reads the fields of a page or a search result in an upstream response, each within its limit (tool-design section 3).
+
+A field may have any type and any length. It is cut before it is searched or changed, so its length does not matter;
+only the body of a page stays whole. Links to hosts that the operator denies are left out and counted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from openapi_tool.jina import remarks
+from openapi_tool.jina.inline_data import is_inline, without_inline_data
+from openapi_tool.jina.shown_hosts import DeniedHosts
+from openapi_tool.telemetry.redact import Redactor
+from openapi_tool.tools.wording import counted, one_line
+
+BODY_FIELDS = ("content", "text", "html")
+MAX_CHARS = 2_000
+"""Limit of one field or line: a title, a warning, the text of a link."""
+MAX_URL_CHARS = 16_000
+MAX_DESCRIPTION_CHARS = 10_000  # of a search result's description
+
+_MAX_PAGE_DESCRIPTION_CHARS = 200
+"""Limit of a page's own description, which is shown only if it has a word that the page does not show."""
+_MAX_COMPARED_CHARS = 20_000  # of title and body, in which these words are searched
+_MAX_FAVICON_CHARS = 4_000  # the upstream's icons of 32 pixels have up to 3,000
+_MAX_WARNINGS = 20  # lines of a warning that are shown
+_MAX_WARNING_CHARS = 20_000  # of a warning that are read
+_MAX_SITE_LINKS = 20  # of a search result
+_MAX_LINKS = 10_000  # of a list of links or images
+
+_SCREENSHOT_LABELS = {"screenshotUrl": "Screenshot", "pageshotUrl": "Page shot"}
+_JOINED_PAIR = re.compile(r"(.*?),([a-z][a-z0-9+.-]*:.*)", re.DOTALL)
+_MAX_PAIR_CHARS = MAX_CHARS + MAX_URL_CHARS  # limits the time of _JOINED_PAIR
+_URLS = frozenset({"url", "imageUrl"})
+_NUMBERS = (int, float)
+_PLAIN = (str, *_NUMBERS)  # constants: `isinstance` with `str | int | float` would create that union for each field
+
+
+class FieldReader:
+    """Reads the fields of one response. A secret of `redactor` that a limit would cut is masked whole.
+
+    `denied` counts the links to denied hosts that were left out so far.
+    """
+
+    def __init__(self, redactor: Redactor, denied: Sequence[str]) -> None:
+        self._redactor = redactor
+        self.denied = DeniedHosts(denied)
+
+    def line(self, value: Any, chars: int = MAX_CHARS) -> str:
+        """Return a text or number in one line, and an empty text for any other value."""
+        if not isinstance(value, _PLAIN):
+            return ""
+        return one_line(self.denied.without(self._short(str(value), chars)))
+
+    def _short(self, text: str, chars: int) -> str:
+        """Return a text of at most `chars` characters, and how many more there are."""
+        text = without_inline_data(text)
+        if len(text) <= chars:
+            return text
+        return f"{self._redactor.head(text, chars)} … ({counted(len(text) - chars, 'character')} more)"
+
+    def facts(self, item: Mapping[str, Any], fields: tuple[str, ...], *, are_shown: bool) -> dict[str, Any]:
+        """Return those of the fields that are texts or numbers; deeply nested values cannot be stored.
+
+        With `are_shown` the links that are left out in them are counted. Without it the model is shown these fields by
+        another method, which counts them.
+        """
+        facts: dict[str, Any] = {}
+        clean = self.denied.without if are_shown else self.denied.uncounted
+        for field in fields:
+            value = item.get(field)
+            if not isinstance(value, str):
+                if isinstance(value, _NUMBERS):
+                    facts[field] = value
+            elif field in _URLS and value:
+                facts[field] = one_line(self._short(value, MAX_URL_CHARS))
+            elif value:
+                text = clean(self._short(value, MAX_CHARS))
+                facts[field] = text if field == "warning" else one_line(text)  # a warning may have several lines
+        return facts
+
+    def warnings(self, item: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the lines of a warning that have no type of their own (`page_warnings.py`), such as a page's error."""
+        text = text_of(item.get("warning"))
+        if not text:
+            return ()
+        lines = [
+            line
+            for line in self._short(text, _MAX_WARNING_CHARS).splitlines()
+            if line not in remarks.UPSTREAM_WARNINGS and not remarks.is_plain_target_error(line)
+        ]
+        shown = tuple(filter(None, map(self.line, lines[:_MAX_WARNINGS])))
+        left = len(lines) - _MAX_WARNINGS
+        return (*shown, f"({counted(left, 'more line')})") if left > 0 else shown
+
+    def description(self, page: Mapping[str, Any], bodies: list[str]) -> str:
+        """Return a page's description if it has a word that is neither in the title nor in the first body."""
+        description = self.line(page.get("description"), _MAX_PAGE_DESCRIPTION_CHARS)
+        if not description:
+            return ""
+        texts = text_of(page.get("title")), *bodies[:1]
+        shown = "\n".join(text[:_MAX_COMPARED_CHARS] for text in texts).lower()
+        words = description.lower().replace(".", " ").replace(",", " ").split()
+        says_nothing_new = all(map(shown.__contains__, words))
+        return "" if says_nothing_new else description
+
+    def bodies(self, page: Mapping[str, Any]) -> Iterator[str]:
+        """Yield all forms of the body; chunks only without content, which they repeat."""
+        texts = [text_of(page.get(field)).strip() for field in BODY_FIELDS]
+        chunks = page.get("chunks")
+        if isinstance(chunks, list) and not text_of(page.get("content")).strip():
+            texts += [chunk for chunk in chunks if isinstance(chunk, str) and chunk.strip()]
+        yield from map(self.denied.without, filter(None, texts))
+        for field, label in _SCREENSHOT_LABELS.items():
+            shot = page.get(field)
+            url = self.line(shot, MAX_URL_CHARS) if shot else ""
+            if url:
+                yield f"{label}: {url}"
+
+    def lists(self, page: Mapping[str, Any]) -> list[str]:
+        """Return the lists of links and images, each as one text."""
+        found = []
+        for title, field in (("Links", "links"), ("Images", "images")):
+            if not page.get(field):
+                continue
+            lines = [f"{title}:"]
+            for text, url in islice(_pairs(page.get(field)), _MAX_LINKS):
+                if not self.denied.has_link(url):
+                    lines.append(self._link(text, url))
+            if len(lines) > _MAX_LINKS:
+                left = len(page[field]) - _MAX_LINKS
+                if left:
+                    lines.append(f"({left:,} more {'is' if left == 1 else 'are'} left out.)")
+            if len(lines) > 1:
+                found.append("\n".join(lines))
+        return found
+
+    def site_links(self, item: Mapping[str, Any]) -> Iterator[str]:
+        """Yield the links within the site of a search result; each is `{title, link, snippet?}`."""
+        links = item.get("siteLinks")
+        known = [link for link in links if isinstance(link, dict)] if isinstance(links, list) else []
+        for link in known[:_MAX_SITE_LINKS]:
+            url = self.line(link.get("link"), MAX_URL_CHARS)
+            if url and not self.denied.has_link(url):
+                yield self._link(text_of(link.get("title")), url, link.get("snippet") or "")
+
+    def _link(self, text: str, url: str, snippet: str = "") -> str:
+        """Return `- title: address (snippet)`, without what is missing; an inline image has no address to show."""
+        title = self.line(text)
+        note = self.line(snippet)
+        if is_inline(url):
+            return f"- {title}"
+        address = self.line(url, MAX_URL_CHARS)
+        link = f"- {title}: {address}" if title else f"- {address}"
+        return f"{link} ({note})" if note else link
+
+
+def favicon(item: Mapping[str, Any]) -> str:
+    """Return the address of a result's icon, which only a UI can show; empty if it has none."""
+    address = text_of(item.get("favicon"))
+    return address if len(address) <= _MAX_FAVICON_CHARS and address.startswith(("data:image/", "https://")) else ""
+
+
+def text_of(value: Any) -> str:
+    """Return a text as it is, and an empty one for any other value."""
+    return value if isinstance(value, str) else ""
+
+
+def _pairs(value: Any) -> Iterator[tuple[str, str]]:
+    """Yield text and address of each link or image, from each of the upstream's shapes (jina-api 3.1).
+
+    They are `{text: address}`, `{"0": "text,address"}` with a number for each, or `[[text, address]]`.
+    """
+    if isinstance(value, dict):
+        is_numbered = all(text == str(place) for place, text in enumerate(value))
+        for text, url in value.items():
+            split = _split_pair(url) if is_numbered else None
+            yield split or (text, text_of(url))
+    elif isinstance(value, list):
+        for pair in value:
+            match pair:
+                case [str(text), str(url)]:
+                    yield text, url
+
+
+def _split_pair(joined: Any) -> tuple[str, str] | None:
+    """Return text and address of `text,address`; None if it is something else, or too long."""
+    if not isinstance(joined, str) or not 0 < len(joined) < _MAX_PAIR_CHARS:
+        return None
+    parts = _JOINED_PAIR.fullmatch(joined)
+    return (parts[1], parts[2]) if parts else None
