@@ -145,8 +145,8 @@ class ToolRunner:
         """Return what the call asks for: a new result, a later part of an earlier one, or a search in that."""
         wanted = result_request(definition, arguments)
         if wanted.cursor is None:
-            # The backend checks the switch again after each wait for a permit. A reference to the call would make a cycle
-            # of each call, which only a collection of garbage frees.
+            # The backend checks the switch again after each wait for a permit. A reference to the call would make each
+            # call a cycle, which only a collection of garbage frees.
             call.recheck = partial(self._check_switch, call.project, definition.tool_name)
             output = await self._backend.run(definition, arguments, deadline, call)
             return await self._pagination.show(call, definition, output, wanted.max_tokens)
