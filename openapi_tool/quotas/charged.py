@@ -30,7 +30,8 @@ async def charged(
     for scope in ("project_day", "project_month"):
         found = {}
         for period in _periods(scope, start.timestamp(), end.timestamp(), zone):
-            record = parse((await records.read(AccountId(scope, project).record_name(period))).value)
+            stored = await records.read(AccountId(scope, project).record_name(period))
+            record = parse(stored.value)
             if record is not None:
                 found[period] = record.charged.plus(record.reserved)
         if found:
@@ -48,7 +49,10 @@ def without_result(held: Mapping[Period, Amount], stored: Sequence[Amount]) -> W
     An amount may be below 0: a call that ran at midnight is charged to the day of its requests, and its result counts
     for the day of its end.
     """
-    return {period.name: amount.minus(results) for (period, amount), results in zip(held.items(), stored, strict=True)}
+    found = {}
+    for (period, amount), results in zip(held.items(), stored, strict=True):
+        found[period.name] = amount.minus(results)
+    return found
 
 
 def _periods(scope: str, start: float, end: float, zone: tzinfo) -> Iterator[Period]:

@@ -127,10 +127,10 @@ class Limiter:
 
     @staticmethod
     def _limits_to_ask(group: KeyGroup, wanted: PermitRequest) -> list[KeyLimit]:
-        """Return the limits of the keys that may send the request, best first.
+        """Return the limits of the keys to ask for a permit, best first.
 
-        If there are such keys, they are usable, have not refused the request, and are not paused after a 429. A
-        property that no key has is left out of account: then the request waits or fails.
+        These are the usable keys; of them, the ones that have not refused the request; of them, the ones that are not
+        paused after a 429. A condition that no key meets does not count: then the request waits, or fails.
         """
         usable = group.usable() or group.limits
         unrefused = [limit for limit in usable if limit.variable not in wanted.refused_by] or usable

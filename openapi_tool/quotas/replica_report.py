@@ -1,6 +1,6 @@
 """What a replica reports in the shared record of a limit: that it runs, and which calls wait at it.
 
-The other replicas use it to leave the turn to calls that have waited longer (`replica_turns`). No I/O.
+By the reports, replicas leave the turn to calls elsewhere that have waited longer (`replica_turns`). No I/O.
 """
 
 from __future__ import annotations
@@ -35,14 +35,19 @@ def _first_projects(queue: FairQueue[WaitingCall], record: LimitRecord) -> dict[
     """Return the projects that wait here by their short names, those whose turn is next first."""
     counts = queue.counts()
     by_turn = sorted(counts, key=lambda project: record.turns.start(project_key(project)))
-    # All replicas together report about MAX_REPLICAS projects at most, as the size of the record is limited.
-    most = max(1, min(_MAX_PROJECTS, MAX_REPLICAS // max(1, len(record.replicas))))
+    # The size of the record is limited: all replicas together report about as many projects as there may be replicas.
+    part = MAX_REPLICAS // max(1, len(record.replicas))
+    most = max(1, min(_MAX_PROJECTS, part))
     return {
         project_key(project): ReportedCalls(counts[project], queue.first(project).since) for project in by_turn[:most]
     }
 
 
 def _is_due(record: LimitRecord, replica: str, waiting: dict[str, ReportedCalls], now: float) -> bool:
+    """Return whether a report is due, if the record is not written for another reason.
+
+    A replica that is alone reports seldom: nobody else reads what waits there.
+    """
     last = record.replicas.get(replica)
     age_s = math.inf if last is None else now - last.seen
     reported = {} if last is None else last.waiting
