@@ -29,7 +29,7 @@ late.
 
 
 class Heartbeats:
-    """Sends progress acknowledgements and renews leases."""
+    """Sends heartbeats: tells the server that a command is in progress, and renews its lease if it has one."""
 
     def __init__(self, leases: Leases, ack_wait_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.ack_wait_s = ack_wait_s
@@ -38,12 +38,12 @@ class Heartbeats:
 
     @property
     def check_every_s(self) -> float:
-        """Seconds between two checks."""
+        """Seconds between two calls of `send`."""
         return self.ack_wait_s * _CHECK_SHARE
 
     async def send(self, commands: Iterable[HeldCommand]) -> None:
         """Send the heartbeats that are due, longest overdue first."""
-        due_before = self._clock() - self.ack_wait_s * _DUE_SHARE  # latest time of a last heartbeat
+        due_before = self._clock() - self.ack_wait_s * _DUE_SHARE  # a command is due if its last heartbeat was earlier
         due = [held for held in commands if held.heartbeat_at <= due_before and not held.message.is_acked]
         due.sort(key=lambda held: held.heartbeat_at)
         permits = asyncio.Semaphore(_MAX_CONCURRENT)

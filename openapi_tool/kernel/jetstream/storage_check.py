@@ -51,6 +51,7 @@ _WRITTEN_BYTES = {
 """Size of the largest message that the executor writes to each of its streams, in bytes."""
 
 _DOORBELL_BYTES = 2 * 1024  # of the largest doorbell with its headers; doorbells go to the command stream
+# Subject of a test record in the bucket of parked results.
 _TEST_KEY = f"$KV.{parked_records.PARKED_BUCKET}.{parked_records.PARKED_KEYS.replace('*', 'test')}"
 
 Create = Callable[[], Awaitable[object]]
@@ -128,8 +129,8 @@ class StorageMonitor:
     replicas: int
     health: Health
     quotas: bool = True
-    _warned: set[str] = field(default_factory=set)
-    _warned_of_keys: bool = False
+    _warned: set[str] = field(default_factory=set)  # streams with too few replicas, each logged once
+    _warned_of_keys: bool = False  # whether the warning about readable keys was logged
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
@@ -142,7 +143,7 @@ class StorageMonitor:
                     await self._wake.wait()
 
     def wake(self) -> None:
-        """Check now."""
+        """Let `run` check again at once."""
         self._wake.set()
 
     async def check(self) -> None:
