@@ -225,22 +225,24 @@ class _RenderedResults:
     def _lines(self, number: int, result: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[str]:
         """Yield the lines above the body; some may be empty."""
         yield f"{number}. {str(facts.get('title', '')) or '(no title)'}"
-        for field, label in _LABELS.items():
-            if field in facts and (field != "imageUrl" or self._shows_image(str(facts[field]))):
-                yield f"{label}{facts[field]}"
-        for warning in self._warnings_once(number, result):
-            yield f"Warning: {warning}"
+        for field, fact in facts.items():
+            if field == "title" or (field == "imageUrl" and not self._shows_image(str(fact))):
+                continue
+            yield f"{_LABELS[field]}{fact}"
+        warnings = self._reader.warnings(result)
+        if warnings:
+            for warning in self._once(warnings, number):
+                yield f"Warning: {warning}"
         yield self._reader.line(result.get("description"), MAX_DESCRIPTION_CHARS)
         yield from self._reader.site_links(result)
 
     def _shows_image(self, address: str) -> bool:
         return not is_inline(address) and not self._reader.denied.has_link(address)
 
-    def _warnings_once(self, number: int, result: Mapping[str, Any]) -> tuple[str, ...]:
+    def _once(self, warnings: tuple[str, ...], number: int) -> tuple[str, ...]:
         """Return the lines of a warning, or `as for 1` if an earlier result has the same."""
-        lines = self._reader.warnings(result)
-        first = self._first_with.setdefault(lines, number) if lines else number
-        return lines if first == number else (f"as for {first}",)
+        first = self._first_with.setdefault(warnings, number)
+        return warnings if first == number else (f"as for {first}",)
 
     def _facts_for_ui(
         self, number: int, result: Mapping[str, Any], facts: Mapping[str, Any], *, has_body: bool
@@ -258,9 +260,9 @@ class _RenderedResults:
         types = (*types, *lookalike_type(result))
         if types:
             for_ui["warnings"] = list(types)
-        for kind in types:
-            if kind not in remarks.TARGET_ERROR_TYPES:  # `about_pages` lists these with their statuses
-                self._warned.setdefault(kind, []).append(number)
+            for kind in types:
+                if kind not in remarks.TARGET_ERROR_TYPES:  # `about_pages` lists these with their statuses
+                    self._warned.setdefault(kind, []).append(number)
         status = target_status(result)
         if status is not None:
             for_ui["target_status"] = status

@@ -110,14 +110,16 @@ class FieldReader:
 
     def bodies(self, page: Mapping[str, Any]) -> Iterator[str]:
         """Yield all forms of the body; chunks only without content, which they repeat."""
-        texts = [text_of(page.get(field)).strip() for field in BODY_FIELDS]
+        texts = [text_of(given).strip() for given in map(page.get, BODY_FIELDS) if given]
         chunks = page.get("chunks")
         if isinstance(chunks, list) and not text_of(page.get("content")).strip():
             texts += [chunk for chunk in chunks if isinstance(chunk, str) and chunk.strip()]
         yield from map(self.denied.without, filter(None, texts))
         for field, label in _SCREENSHOT_LABELS.items():
             shot = page.get(field)
-            url = self.line(shot, MAX_URL_CHARS) if shot else ""
+            if not shot:
+                continue
+            url = self.line(shot, MAX_URL_CHARS)
             if url:
                 yield f"{label}: {url}"
 

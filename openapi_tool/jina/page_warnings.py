@@ -60,7 +60,8 @@ def _barrier(item: Mapping[str, Any], *, with_text: bool) -> str | None:
 
 
 def _warning_lines(item: Mapping[str, Any]) -> list[str]:
-    return _text(item.get("warning"))[:_MAX_WARNING_CHARS].splitlines()[:_MAX_WARNINGS]
+    text = _text(item.get("warning"))
+    return text[:_MAX_WARNING_CHARS].splitlines()[:_MAX_WARNINGS] if text else []
 
 
 def _type_of_line(line: str) -> str | None:
