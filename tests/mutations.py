@@ -669,8 +669,8 @@ GATEWAY = (
     ),
     Mutation(
         "gateway/calls.py",
-        "if may_store(definition, arguments):",
-        "if definition:",
+        " if may_store(definition, arguments) else None",
+        "",
         "tests/gateway/test_mcp.py::test_a_call_that_is_not_to_be_tracked_leaves_no_text",
     ),
     Mutation(
@@ -891,8 +891,8 @@ GATEWAY = (
     ),
     Mutation(
         "gateway/calls.py",
-        "if self._slots.waiting_of(caller.project_id) >= free_places:",
-        "if free_places <= 0:",
+        "self._slots.waiting_of(project) >= parts.executor.max_held - self._slots.waiting",
+        "self._slots.waiting >= parts.executor.max_held",
         "tests/gateway/test_mcp_http.py::test_floods_of_several_projects_leave_places_for_another",
     ),
     Mutation(

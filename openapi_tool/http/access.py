@@ -20,7 +20,7 @@ from cachetools import TTLCache
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from openapi_tool.gateway.caller import Caller
+from openapi_tool.gateway.calls import Caller
 from openapi_tool.gateway.tokens import MAX_AGENT_CHARS, ClaimUnusable, JwtRefused, Token, Tokens
 from openapi_tool.host_names import host_of_header, is_internal
 from openapi_tool.http.bodies import read_body, with_body
