@@ -14,7 +14,7 @@ import orjson
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 
 from openapi_tool.concurrency.background import in_background
-from openapi_tool.gateway.calls import Caller
+from openapi_tool.gateway.call import Caller
 from openapi_tool.gateway.tokens import MAX_AGENT_CHARS, ClaimUnusable, JwtRefused
 from openapi_tool.options.oauth import OauthOptions
 from openapi_tool.protocol.errors import Unavailable

@@ -18,7 +18,7 @@ from cachetools import TTLCache
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from openapi_tool.gateway.calls import Caller
+from openapi_tool.gateway.call import Caller
 from openapi_tool.gateway.tokens import MAX_AGENT_CHARS, ClaimUnusable, JwtRefused, Tokens
 from openapi_tool.host_names import host_of_header, is_internal
 from openapi_tool.http.connections import Connection, Connections

@@ -18,7 +18,8 @@ from mcp import Client
 from openapi_tool.bootstrap import build_bootstrap, lint_limits
 from openapi_tool.cli.kernel import NO_DATABASE
 from openapi_tool.gateway.assembly import open_gateway
-from openapi_tool.gateway.calls import Caller, Gateway
+from openapi_tool.gateway.call import Caller
+from openapi_tool.gateway.calls import Gateway
 from openapi_tool.gateway.file_state import FileState
 from openapi_tool.gateway.opening import open_state
 from openapi_tool.gateway.state import GatewayState
