@@ -15,7 +15,8 @@ from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 
 from openapi_tool.concurrency.background import in_background
 from openapi_tool.gateway.call import Caller
-from openapi_tool.gateway.tokens import MAX_AGENT_CHARS, ClaimUnusable, JwtRefused
+from openapi_tool.gateway.jwt_errors import ClaimUnusable, JwtRefused
+from openapi_tool.gateway.token_record import MAX_AGENT_CHARS
 from openapi_tool.options.oauth import OauthOptions
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.subjects import is_token

@@ -19,7 +19,9 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openapi_tool.gateway.call import Caller
-from openapi_tool.gateway.tokens import MAX_AGENT_CHARS, ClaimUnusable, JwtRefused, Tokens
+from openapi_tool.gateway.jwt_errors import ClaimUnusable, JwtRefused
+from openapi_tool.gateway.token_record import MAX_AGENT_CHARS
+from openapi_tool.gateway.tokens import Tokens
 from openapi_tool.host_names import host_of_header, is_internal
 from openapi_tool.http.connections import Connection, Connections
 from openapi_tool.http.oauth import ResourceMetadata

@@ -23,7 +23,9 @@ from openapi_tool.gateway.calls import Gateway
 from openapi_tool.gateway.file_state import FileState
 from openapi_tool.gateway.opening import open_state
 from openapi_tool.gateway.state import GatewayState
-from openapi_tool.gateway.tokens import StoredTokens, Tokens, new_token
+from openapi_tool.gateway.token_record import new_token
+from openapi_tool.gateway.token_stores import StoredTokens
+from openapi_tool.gateway.tokens import Tokens
 from openapi_tool.gateway.tools import ToolFolder, built_in_tools
 from openapi_tool.http.server import HttpDoor, serve_http
 from openapi_tool.local.dev import FALLBACKS
