@@ -18,10 +18,10 @@ from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.result import ResultFields
 
 UNTAKEN_S = 300
-"""Seconds for which an identical call of the same caller finds a paid result that nobody took."""
+"""Seconds for which a paid result that nobody took is stored, for an identical call of the same caller."""
 
 CANCELLED = "cancelled"
-"""Status, and error, of a call that was stopped, as its client was gone or had cancelled it."""
+"""Status and error code of a call that was stopped because its client was gone or had cancelled it."""
 
 WINDOW_CHARS = 512 * 1024
 """Characters that are stored, and read, at once; the search in a text reads as many."""
