@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 
 from openapi_tool.gateway.call import RunningCall
-from openapi_tool.gateway.stored import CANCELLED, CallRow
+from openapi_tool.gateway.call_row import CANCELLED, CallRow
 from openapi_tool.protocol.attempts import attempt_objects
 from openapi_tool.protocol.identity import CallIdentity
 from openapi_tool.telemetry.calls import CallFacts
