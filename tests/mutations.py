@@ -722,7 +722,7 @@ GATEWAY = (
         "tests/gateway/test_tokens.py::test_an_expired_token_is_refused",
     ),
     Mutation(
-        "gateway/tokens.py",
+        "gateway/token_record.py",
         "right = hmac.compare_digest(_hash(secret), token.hash if token else _NO_HASH)",
         "right = hmac.compare_digest(_NO_HASH, _NO_HASH)",
         "tests/gateway/test_tokens.py::test_only_the_whole_right_token_is_accepted",

@@ -18,11 +18,11 @@ from pydantic_settings import SettingsError as UnreadableVariable
 from openapi_tool.cli.kernel import NO_DATABASE, charged_in_nats, find_dev, is_given, servers_of_named_dev, with_nats
 from openapi_tool.cli.output import fail, print_json, print_line, print_status
 from openapi_tool.cli.tables import output, redraw
+from openapi_tool.gateway.call_row import CallRow
 from openapi_tool.gateway.file_state import insert_row
 from openapi_tool.gateway.opening import NATS
 from openapi_tool.gateway.operator import ask_statistics
 from openapi_tool.gateway.state import BUDGETS_TTL_S
-from openapi_tool.gateway.stored import CallRow
 from openapi_tool.gateway.usage import COLUMNS
 from openapi_tool.kernel.postgres.usage_keys import By
 from openapi_tool.nats_client.users import NatsUser

@@ -27,7 +27,9 @@ from openapi_tool.gateway.assembly import INSTANCE, open_gateway
 from openapi_tool.gateway.calls import Gateway
 from openapi_tool.gateway.opening import open_state
 from openapi_tool.gateway.state import GatewayState
-from openapi_tool.gateway.tokens import StoredTokens, TokenFile, Tokens, TokensInvalid, TokenStore
+from openapi_tool.gateway.token_record import TokensInvalid
+from openapi_tool.gateway.token_stores import StoredTokens, TokenFile, TokenStore
+from openapi_tool.gateway.tokens import Tokens
 from openapi_tool.gateway.tools import ToolFolder, Tools, ToolsInvalid, built_in_tools, watch
 from openapi_tool.jina.transport import Resolver
 from openapi_tool.options.gateway import GatewayOptions

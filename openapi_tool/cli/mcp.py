@@ -18,7 +18,8 @@ from openapi_tool.cli.gateway import chosen_state
 from openapi_tool.cli.kernel import NO_DATABASE
 from openapi_tool.cli.output import fail, print_status
 from openapi_tool.gateway.assembly import open_gateway
-from openapi_tool.gateway.calls import Caller, Gateway
+from openapi_tool.gateway.call import Caller
+from openapi_tool.gateway.calls import Gateway
 from openapi_tool.gateway.opening import open_state
 from openapi_tool.gateway.state import GatewayState
 from openapi_tool.gateway.tools import ToolFolder, Tools, ToolsInvalid, built_in_tools, watch

@@ -19,7 +19,8 @@ from openapi_tool.cli.tables import cell, output
 from openapi_tool.cli.top import moment_after
 from openapi_tool.gateway.opening import NATS
 from openapi_tool.gateway.state import TOKENS
-from openapi_tool.gateway.tokens import StoredTokens, TokenFile, TokensInvalid, TokenStore, id_of, new_token, shown
+from openapi_tool.gateway.token_record import TokensInvalid, id_of, new_token, shown
+from openapi_tool.gateway.token_stores import StoredTokens, TokenFile, TokenStore
 from openapi_tool.nats_client.users import NatsUser
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.state.sqlite import StateFile

@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from openapi_tool.concurrency.background import in_background
+from openapi_tool.gateway.call_row import CALLS_DAYS, CallRow
 from openapi_tool.gateway.operator import SwitchMonitor, follow, session_key
 from openapi_tool.gateway.state import BUDGETS_TTL_S, LIMITS_TTL_S, TOKENS
-from openapi_tool.gateway.stored import CALLS_DAYS, CallRow
 from openapi_tool.gateway.usage import usage_by_tool
 from openapi_tool.state.port import ListedRecords, Records
 from openapi_tool.state.sqlite import SqliteTexts, StateFile

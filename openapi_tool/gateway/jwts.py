@@ -14,8 +14,9 @@ import orjson
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 
 from openapi_tool.concurrency.background import in_background
-from openapi_tool.gateway.calls import Caller
-from openapi_tool.gateway.tokens import MAX_AGENT_CHARS, ClaimUnusable, JwtRefused
+from openapi_tool.gateway.call import Caller
+from openapi_tool.gateway.jwt_errors import ClaimUnusable, JwtRefused
+from openapi_tool.gateway.token_record import MAX_AGENT_CHARS
 from openapi_tool.options.oauth import OauthOptions
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.subjects import is_token
@@ -31,16 +32,21 @@ RETRY_S = 30.0
 LEEWAY_S = 30.0
 """By how much the clocks of issuer and gateway may differ."""
 
-_MAX_JWT_CHARS = 8_192  # of a token that is looked at
-_MIN_RSA_BITS = 2_048  # of a key that counts as safe
-_PARTS = 3  # of a signed JWT: header, payload, signature
-_ALGORITHM = {"RSA": "RS256", "EC": "ES256"}  # by the type of a key
+_MAX_JWT_CHARS = 8_192  # bounds the work for a text that a stranger sends
+_MIN_RSA_BITS = 2_048  # RFC 7518, section 3.3
+_DOTS = 2  # between header, claims and signature of a JWT
+
+_ALGORITHMS = {"RSA": "RS256", "EC": "ES256"}
+"""Algorithm with which keys of a type (`kty`) sign; no other one is accepted."""
+
+_PUBLIC_FIELDS = ("kty", "n", "e", "crv", "x", "y")
 
 
 class Keys:
-    """Public keys of the issuer by id, of which each has one algorithm.
+    """Public keys of the issuer. Each has an id and one algorithm.
 
-    `read` returns the document. Keys that cannot be read again stay in use for `grace_s` seconds.
+    `read` returns the issuer's document of keys, a JWKS. It is read again if the keys are older than `FRESH_S`, or if a
+    key is unknown. If it cannot be read, the known keys stay in use for `grace_s` more seconds.
     """
 
     def __init__(
@@ -49,27 +55,33 @@ class Keys:
         self._read = read
         self._grace_s = grace_s
         self._clock = clock
-        self._keys: dict[str, tuple[Any, str]] = {}
-        self._read_at = self._tried_at = -math.inf
-        self._loading: asyncio.Task[None] | None = None
+        self._keys: dict[str, tuple[Any, str]] = {}  # key and algorithm by the key's id
+        self._read_at = -math.inf  # when they were read last
+        self._tried_at = -math.inf  # when reading them began last, also in vain
+        self._loading: asyncio.Task[None] | None = None  # that reads them now
 
     async def find(self, key_id: str) -> tuple[Any, str] | None:
         """Return a key and its algorithm. Raises Unavailable if the keys could not be read for too long.
 
         Only an unknown key waits for the issuer, which may not answer: known ones are read again in the background.
         """
-        known = key_id in self._keys
+        is_known = key_id in self._keys
         may_load = self._loading is None and self._clock() - self._tried_at >= RETRY_S
-        if may_load and (not known or self._age > FRESH_S):
+        if may_load and (not is_known or self._age_s > FRESH_S):
             self._loading = in_background(self._load(), "keys of the issuer")
-        if self._loading is not None and (not known or self._age > FRESH_S + self._grace_s):
+        if self._loading is not None and (not is_known or self._is_outdated):
             await asyncio.shield(self._loading)
-        if self._age > FRESH_S + self._grace_s:
+        if self._is_outdated:
             raise Unavailable("the keys of the issuer cannot be read")
         return self._keys.get(key_id)
 
     @property
-    def _age(self) -> float:
+    def _is_outdated(self) -> bool:
+        """Whether the keys are so old that they are accepted no more."""
+        return self._age_s > FRESH_S + self._grace_s
+
+    @property
+    def _age_s(self) -> float:
         return self._clock() - self._read_at
 
     async def _load(self) -> None:
@@ -91,18 +103,13 @@ class Keys:
 
 
 def usable_keys(document: bytes) -> dict[str, tuple[Any, str]]:
-    """Return the keys of a JWKS that may sign access tokens, with their algorithm. Raises Unavailable."""
-    try:
-        listed = orjson.loads(document)["keys"]
-    except (ValueError, KeyError, TypeError):
-        listed = None
-    if not isinstance(listed, list):
-        raise Unavailable("it is no JWKS: an object with a list `keys`")
-    given = {str(each["kid"]): each for each in listed if isinstance(each, dict) and each.get("kid")}
-    keys, unusable = {}, 0
+    """Return the keys of a JWKS that may sign access tokens: key and algorithm by the key's id. Raises Unavailable."""
+    given = {str(key["kid"]): key for key in _listed(document) if isinstance(key, dict) and key.get("kid")}
+    keys = {}
+    unusable = 0
     for key_id, key in given.items():
-        algorithm = _ALGORITHM.get(str(key.get("kty")))
-        if algorithm is None or key.get("use", "sig") != "sig" or key.get("alg", algorithm) != algorithm:
+        algorithm = _signing_algorithm(key)
+        if algorithm is None:
             continue
         try:
             keys[key_id] = _public_key(key), algorithm
@@ -113,9 +120,28 @@ def usable_keys(document: bytes) -> dict[str, tuple[Any, str]]:
     return keys
 
 
+def _listed(document: bytes) -> list[Any]:
+    """Return the entries of a JWKS. Raises Unavailable."""
+    try:
+        listed = orjson.loads(document)["keys"]
+    except (ValueError, KeyError, TypeError):
+        listed = None
+    if not isinstance(listed, list):
+        raise Unavailable("it is no JWKS: an object with a list `keys`")
+    return listed
+
+
+def _signing_algorithm(key: Mapping[str, Any]) -> str | None:
+    """Return the algorithm of a key; None if the key is not for signatures, or for another algorithm of its type."""
+    algorithm = _ALGORITHMS.get(str(key.get("kty")))
+    is_for_signatures = key.get("use", "sig") == "sig"
+    is_for_algorithm = key.get("alg", algorithm) == algorithm
+    return algorithm if is_for_signatures and is_for_algorithm else None
+
+
 def _public_key(key: Mapping[str, Any]) -> Any:
     """Return the public part of a key. Raises InvalidKeyError, ValueError, TypeError."""
-    public = {name: value for name, value in key.items() if name in ("kty", "n", "e", "crv", "x", "y")}
+    public = {name: value for name, value in key.items() if name in _PUBLIC_FIELDS}
     if key["kty"] == "EC":
         if key.get("crv") != "P-256":
             raise ValueError("ES256 needs P-256")
@@ -136,23 +162,24 @@ class Jwts:
     @staticmethod
     def is_one(text: str) -> bool:
         """Return whether a text has the form of a JWT, which no token of `openapi-tool tokens` has."""
-        return text.count(".") == _PARTS - 1
+        return text.count(".") == _DOTS
 
     async def caller(self, text: str) -> tuple[Caller, float]:
-        """Return who calls, and until when, in seconds since 1970. Raises JwtRefused, ClaimUnusable.
+        """Return who calls, and until when the JWT is valid, in seconds since the epoch.
 
-        Raises Unavailable if it cannot be checked.
+        Raises JwtRefused, ClaimUnusable, and Unavailable if the JWT cannot be checked now.
         """
         claims = await self._claims(text)
         try:
             expires = float(claims["exp"])
-        except OverflowError:  # some hundred digits
+        except OverflowError:  # a whole number of several hundred digits
             raise JwtRefused from None
-        project = self._id(claims, self.options.project_claim)
-        agent = self._id(claims, self.options.agent_claim)
+        project = _name(claims, self.options.project_claim)
+        agent = _name(claims, self.options.agent_claim)
         return Caller(project, agent), expires + LEEWAY_S
 
     async def _claims(self, text: str) -> Mapping[str, Any]:
+        """Return the claims of a JWT whose signature, issuer, audience and time are right. Raises JwtRefused."""
         if len(text) > _MAX_JWT_CHARS:
             raise JwtRefused
         try:
@@ -174,12 +201,13 @@ class Jwts:
             raise JwtRefused from None
         return claims
 
-    @staticmethod
-    def _id(claims: Mapping[str, Any], name: str) -> str:
-        value = claims.get(name)
-        if not isinstance(value, str) or not is_token(value) or len(value) > MAX_AGENT_CHARS:
-            raise ClaimUnusable(
-                f"The claim {name!r} must be a text of 1 to {MAX_AGENT_CHARS} characters without blanks and `.*>`; "
-                "let the issuer add it, or name another one in gateway.oauth."
-            )
-        return value
+
+def _name(claims: Mapping[str, Any], name: str) -> str:
+    """Return the name of a project or an agent in a claim. Raises ClaimUnusable."""
+    value = claims.get(name)
+    if not isinstance(value, str) or not is_token(value) or len(value) > MAX_AGENT_CHARS:
+        raise ClaimUnusable(
+            f"The claim {name!r} must be a text of 1 to {MAX_AGENT_CHARS} characters without blanks and `.*>`; "
+            "let the issuer add it, or name another one in gateway.oauth."
+        )
+    return value

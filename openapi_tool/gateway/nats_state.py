@@ -17,8 +17,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from openapi_tool.bootstrap import Bootstrap, derived_key
 from openapi_tool.concurrency.background import in_background
+from openapi_tool.gateway.call_row import CALLS_DAYS, CallRow
 from openapi_tool.gateway.state import TOKENS
-from openapi_tool.gateway.stored import CALLS_DAYS, CallRow
 from openapi_tool.gateway.usage import FIGURES
 from openapi_tool.nats_client.client import BusClient
 from openapi_tool.nats_client.connection import connected

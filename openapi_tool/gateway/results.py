@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from openapi_tool.gateway.calls import Answer
+from openapi_tool.gateway.call import Answer
 from openapi_tool.protocol.cards import as_model_reads
 
 STRUCTURE: Mapping[str, Any] = {

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
-from openapi_tool.gateway.stored import CallRow
+from openapi_tool.gateway.call_row import CallRow
 from openapi_tool.state.port import ListedRecords, Records, TextSets
 from openapi_tool.tools.switches import Switches
 

@@ -1,10 +1,10 @@
-"""What a gateway stores of calls: whole texts of truncated results, results that nobody took, one row per call."""
+"""What a gateway stores for later calls: whole texts of truncated results, and paid results that nobody took."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -18,25 +18,20 @@ from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.result import ResultFields
 
 UNTAKEN_S = 300
-"""Seconds for which an identical call of the same caller finds a paid result that nobody took."""
-
-CANCELLED = "cancelled"
-"""Status, and error, of a call that was stopped, as its client was gone or had cancelled it."""
+"""Seconds for which a paid result that nobody took is stored, for an identical call of the same caller."""
 
 WINDOW_CHARS = 512 * 1024
-"""Characters that are stored, and read, at once; the search in a text reads as many."""
-
-CALLS_DAYS = 90
-"""Days for which the row of a call is kept."""
+"""Characters of a whole text that are stored, and read, at once: as many as a search in a text asks for at once."""
 
 _UNTRACKED = frozenset({"donottrack", "dnt", "xdonottrack"})
 """Names, folded and without hyphens, of arguments, parameters and headers that say "do not track"."""
 
 
 class StoredTexts:
-    """Whole texts of truncated results, each found only by its owner (`executor.ports.Artifacts`).
+    """Whole texts of truncated results. Each is found only for the agent whose call it was (`engine.ports.Artifacts`).
 
-    A text is stored in windows, so that a part of it is read without the rest.
+    A text is stored as a head, and as windows of `WINDOW_CHARS` characters, so that a part of it is read without the
+    rest. The head has what is known of the whole text: length, digest and items.
     """
 
     def __init__(self, texts: TextSets) -> None:
@@ -44,32 +39,35 @@ class StoredTexts:
 
     async def put(self, identity: CallIdentity, stored: StoredText) -> None:
         """Store a text. Raises Unavailable."""
-        name_parts = identity.project_id, identity.agent_id, stored.card_id
+        owner_and_card = identity.project_id, identity.agent_id, stored.card_id
         head = {"chars": stored.chars, "sha256": stored.sha256, "items": [list(item) for item in stored.items]}
         text: str = orjson.loads(stored.content)["text"]
         windows = {
-            text_name(*name_parts, start // WINDOW_CHARS): text[start : start + WINDOW_CHARS].encode()
+            text_name(*owner_and_card, start // WINDOW_CHARS): text[start : start + WINDOW_CHARS].encode()
             for start in range(0, len(text), WINDOW_CHARS)
         }
-        await self._texts.put_all({text_name(*name_parts): orjson.dumps(head), **windows})
+        await self._texts.put_all({text_name(*owner_and_card): orjson.dumps(head), **windows})
 
     async def artifact(self, project_id: str, agent_id: str, card_id: str, start: int, chars: int) -> Artifact | None:
-        """Return at most `chars` characters from `start`; None if the text is missing or expired."""
-        name_parts = project_id, agent_id, card_id
-        record = await self._texts.get(text_name(*name_parts))
+        """Return at most `chars` characters from `start`; None if the text is missing or expired.
+
+        Raises Unavailable.
+        """
+        owner_and_card = project_id, agent_id, card_id
+        record = await self._texts.get(text_name(*owner_and_card))
         if record is None:
             return None
         head = orjson.loads(record)
         end = min(start + chars, head["chars"])
-        first = start // WINDOW_CHARS
-        behind_last = -(-end // WINDOW_CHARS)  # rounded up
+        first_window = start // WINDOW_CHARS
+        window_count = math.ceil(end / WINDOW_CHARS)  # of the text from its beginning to `end`
         text = ""
-        for number in range(first, behind_last):
-            window = await self._texts.get(text_name(*name_parts, number))
+        for number in range(first_window, window_count):
+            window = await self._texts.get(text_name(*owner_and_card, number))
             if window is None:
                 return None
             text += window.decode()
-        begin = start - first * WINDOW_CHARS
+        begin = start - first_window * WINDOW_CHARS  # within the windows that were read
         items = tuple(map(tuple, head["items"]))
         return Artifact(card_id, head["chars"], head["sha256"], text[begin : begin + chars], items)
 
@@ -94,10 +92,11 @@ class UntakenResults:
 
     async def get(self, key: str) -> ResultFields | None:
         """Return a stored result, as one that cost nothing. Raises Unavailable."""
-        if (record := await self._texts.get(key)) is None:
+        record = await self._texts.get(key)
+        if record is None:
             return None
         found = orjson.loads(record)
-        for part in (found["tool_output"], found["result"]):
+        for part in (found["tool_output"], found["result"]):  # where `result_format` puts the usage
             if isinstance(part, dict) and "usage" in part:
                 part |= {"usage": {"tokens": 0, "requests": 0}, "cached": True}
         return ResultFields(**found, cached=True)
@@ -113,49 +112,24 @@ def call_key(identity: CallIdentity, definition: ToolDefinition, arguments: Mapp
 
 def may_store(definition: ToolDefinition, arguments: Mapping[str, Any]) -> bool:
     """Return whether a result may be stored at all: not if anything in the call says "do not track"."""
-    given = {**definition.upstream_params, **definition.headers, **definition.defaults, **arguments, **definition.fixed}
-    return not any(value for name, value in given.items() if fold(name).replace("-", "") in _UNTRACKED)
+    fixed_by_definition = {**definition.upstream_params, **definition.headers}
+    given = {**fixed_by_definition, **definition.defaults, **arguments, **definition.fixed}
+    return not any(value and _says_do_not_track(name) for name, value in given.items())
+
+
+def _says_do_not_track(name: str) -> bool:
+    return fold(name).replace("-", "") in _UNTRACKED
 
 
 def text_name(project: str, *parts: object) -> str:
-    """Return the name of a text: a digest of its project (the owner in `Texts`), a dot, and a digest of all parts."""
+    """Return the name of a text: a digest of its project, a dot, and a digest of all parts.
+
+    By the first digest a store knows the owner, whose texts it drops if they take too much room (`state.port.Texts`).
+    Its four bytes suffice: two projects with the same one would share only that room.
+    """
     return f"{_digest(project, 4)}.{_digest((project, *parts), 20)}"
 
 
 def _digest(value: object, size: int) -> str:
+    """Return a digest of a JSON value, of `size` bytes in hexadecimal."""
     return hashlib.blake2b(orjson.dumps(value, option=orjson.OPT_SORT_KEYS), digest_size=size).hexdigest()
-
-
-@dataclass(frozen=True, slots=True)
-class CallRow:
-    """Row of a finished call, without arguments and texts. `at` is its start in seconds since the epoch."""
-
-    at: float
-    tool_call_id: str
-    project: str
-    agent: str
-    session: str | None
-    tool: str
-    status: str
-    error: Mapping[str, Any] | None
-    tokens: int
-    requests: int
-    cached: bool
-    truncated: bool
-    retries: int
-    latency_ms: int
-    attempts: list[Any]
-
-    @property
-    def error_code(self) -> str | None:
-        """Code of its error; None if it succeeded."""
-        if self.error:
-            return str(self.error.get("code"))
-        return CANCELLED if self.status == CANCELLED else None
-
-    @property
-    def values(self) -> tuple[object, ...]:
-        """Values of the columns, in their order."""
-        facts = (self.tokens, self.requests, self.cached, self.truncated, self.retries, self.latency_ms)
-        ids = (self.at, self.tool_call_id, self.project, self.agent, self.session, self.tool)
-        return (*ids, self.status, self.error_code, *facts, orjson.dumps({"attempts": self.attempts}))

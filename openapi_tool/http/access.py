@@ -20,8 +20,10 @@ from cachetools import TTLCache
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from openapi_tool.gateway.calls import Caller
-from openapi_tool.gateway.tokens import MAX_AGENT_CHARS, ClaimUnusable, JwtRefused, Token, Tokens
+from openapi_tool.gateway.call import Caller
+from openapi_tool.gateway.jwt_errors import ClaimUnusable, JwtRefused
+from openapi_tool.gateway.token_record import MAX_AGENT_CHARS, Token
+from openapi_tool.gateway.tokens import Tokens
 from openapi_tool.host_names import host_of_header, is_internal
 from openapi_tool.http.bodies import read_body, with_body
 from openapi_tool.http.connections import Connection, Connections

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 
-from openapi_tool.gateway.calls import Caller
+from openapi_tool.gateway.call import Caller
 from openapi_tool.http.problems import Problem
 from openapi_tool.protocol.jsontext import loads
 

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import orjson
 
-from openapi_tool.gateway.calls import Caller
+from openapi_tool.gateway.call import Caller
 from openapi_tool.gateway.stored import text_name
 from openapi_tool.http.problems import Problem
 from openapi_tool.protocol.errors import Unavailable

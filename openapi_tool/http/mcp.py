@@ -10,7 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from openapi_tool.gateway.calls import Caller, Gateway
+from openapi_tool.gateway.call import Caller
+from openapi_tool.gateway.calls import Gateway
 from openapi_tool.http.bodies import MAX_BODY_BYTES, with_body
 from openapi_tool.http.calls import caller_of
 from openapi_tool.mcp.messages import problem_of

@@ -16,7 +16,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from openapi_tool.gateway.calls import Answer, Caller, Gateway
+from openapi_tool.gateway.call import Answer, Caller
+from openapi_tool.gateway.calls import Gateway
 from openapi_tool.gateway.results import structure, text_of
 from openapi_tool.http.calls import ClientGone, caller_of, json_object, while_connected
 from openapi_tool.http.problems import Problem, failed_call

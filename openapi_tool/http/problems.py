@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openapi_tool.gateway.calls import Answer
+from openapi_tool.gateway.call import Answer
 
 PROBLEM_TYPE = "application/problem+json"
 

@@ -11,7 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from openapi_tool.gateway.calls import Answer, Gateway
+from openapi_tool.gateway.call import Answer
+from openapi_tool.gateway.calls import Gateway
 from openapi_tool.gateway.results import structure
 from openapi_tool.http.access import NOBODY
 from openapi_tool.http.calls import ClientGone, caller_of, json_object, while_connected

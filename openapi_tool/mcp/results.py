@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mcp_types import CallToolResult, TextContent, Tool, ToolAnnotations
 
-from openapi_tool.gateway.calls import Answer
+from openapi_tool.gateway.call import Answer
 from openapi_tool.gateway.results import STRUCTURE, structure, text_of
 from openapi_tool.gateway.tools import GatewayTool
 

@@ -26,7 +26,8 @@ from mcp_types import (
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from openapi_tool import __version__
-from openapi_tool.gateway.calls import Answer, Caller, CallProgress, Gateway, RunningCall
+from openapi_tool.gateway.call import Answer, Caller, CallProgress, RunningCall
+from openapi_tool.gateway.calls import Gateway
 from openapi_tool.gateway.tools import GatewayTool
 from openapi_tool.mcp.results import as_mcp_result, as_mcp_tool
 from openapi_tool.tools.exports import system_role

@@ -32,7 +32,7 @@ from mcp_types import (
 )
 from pydantic import ValidationError
 
-from openapi_tool.gateway.calls import Answer
+from openapi_tool.gateway.call import Answer
 from openapi_tool.mcp.messages import problem_of
 
 log = logging.getLogger(__name__)

@@ -18,11 +18,12 @@ from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.cli import app
 from openapi_tool.cli.kernel import NO_DATABASE
 from openapi_tool.gateway.assembly import open_gateway
-from openapi_tool.gateway.calls import Caller as GatewayCaller
+from openapi_tool.gateway.call import Caller as GatewayCaller
 from openapi_tool.gateway.calls import Gateway
 from openapi_tool.gateway.opening import NATS, open_state
 from openapi_tool.gateway.stored import text_name
-from openapi_tool.gateway.tokens import StoredTokens, new_token
+from openapi_tool.gateway.token_record import new_token
+from openapi_tool.gateway.token_stores import StoredTokens
 from openapi_tool.gateway.tools import built_in_tools
 from openapi_tool.local.caller import Caller
 from openapi_tool.local.executor import LoopbackResolver

@@ -18,11 +18,14 @@ from mcp import Client
 from openapi_tool.bootstrap import build_bootstrap, lint_limits
 from openapi_tool.cli.kernel import NO_DATABASE
 from openapi_tool.gateway.assembly import open_gateway
-from openapi_tool.gateway.calls import Caller, Gateway
+from openapi_tool.gateway.call import Caller
+from openapi_tool.gateway.calls import Gateway
 from openapi_tool.gateway.file_state import FileState
 from openapi_tool.gateway.opening import open_state
 from openapi_tool.gateway.state import GatewayState
-from openapi_tool.gateway.tokens import StoredTokens, Tokens, new_token
+from openapi_tool.gateway.token_record import new_token
+from openapi_tool.gateway.token_stores import StoredTokens
+from openapi_tool.gateway.tokens import Tokens
 from openapi_tool.gateway.tools import ToolFolder, built_in_tools
 from openapi_tool.http.server import HttpDoor, serve_http
 from openapi_tool.local.dev import FALLBACKS

@@ -15,7 +15,7 @@ import jsonschema_rs
 import pytest
 
 from openapi_tool.gateway.file_state import FileRows
-from openapi_tool.gateway.tokens import StoredTokens
+from openapi_tool.gateway.token_stores import StoredTokens
 from openapi_tool.http.access import FAILED_TRIES
 from openapi_tool.http.problems import STATUS_OF_CODE
 from openapi_tool.local.stack import UpstreamDouble

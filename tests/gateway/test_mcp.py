@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from openapi_tool.gateway.calls import Answer, Caller
+from openapi_tool.gateway.call import Answer, Caller
 from openapi_tool.local.stack import UpstreamDouble
 from openapi_tool.mcp.results import CALL_ID
 from openapi_tool.protocol.errors import ToolTimeout

@@ -20,10 +20,13 @@ from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.cli import app
 from openapi_tool.cli.gateway import chosen_state, selected_file, selected_state
 from openapi_tool.cli.kernel import NO_DATABASE
+from openapi_tool.gateway.call_row import CallRow
 from openapi_tool.gateway.nats_state import CALLS, NatsRows, gateway_bus, open_nats_state, stored_tokens
 from openapi_tool.gateway.opening import NATS
-from openapi_tool.gateway.stored import CallRow, text_name
-from openapi_tool.gateway.tokens import StoredTokens, Tokens, new_token
+from openapi_tool.gateway.stored import text_name
+from openapi_tool.gateway.token_record import new_token
+from openapi_tool.gateway.token_stores import StoredTokens
+from openapi_tool.gateway.tokens import Tokens
 from openapi_tool.local.dev_state import announce, claimed_state
 from openapi_tool.local.guard import Guard
 from openapi_tool.local.servers import NatsServer

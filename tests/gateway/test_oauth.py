@@ -18,8 +18,8 @@ import respx
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 
+from openapi_tool.gateway.jwt_errors import ClaimUnusable, JwtRefused
 from openapi_tool.gateway.jwts import FRESH_S, RETRY_S, Jwts, Keys, usable_keys
-from openapi_tool.gateway.tokens import ClaimUnusable, JwtRefused
 from openapi_tool.jina.document import MAX_BYTES, DocumentTransport, read_document
 from openapi_tool.jina.egress import EgressRefused
 from openapi_tool.options.oauth import OauthOptions

@@ -13,7 +13,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from openapi_tool.cli import app
-from openapi_tool.gateway.tokens import StoredTokens, TokenFile, Tokens
+from openapi_tool.gateway.token_stores import StoredTokens, TokenFile
+from openapi_tool.gateway.tokens import Tokens
 from openapi_tool.state.sqlite import StateFile
 from tests.requirements import requirement
 

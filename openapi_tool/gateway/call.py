@@ -1,0 +1,145 @@
+"""One call of a gateway: who calls, the call while it runs, and its answer.
+
+`calls.Gateway` runs the calls. The doors (MCP, HTTP) name the caller, watch the running call, and send the answer.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from http import HTTPStatus
+from typing import Any
+
+from openapi_tool.engine.call import Call
+from openapi_tool.gateway.tools import GatewayTool
+from openapi_tool.protocol.cards import new_id
+from openapi_tool.protocol.identity import CallIdentity
+from openapi_tool.tools.result import ResultFields
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls: budgets, cursors and stored texts belong to an agent of a project.
+
+    `tools` are patterns of the names of tools that the caller may call, such as `jina_*`. The policy of its project may
+    permit fewer.
+    """
+
+    project_id: str
+    agent_id: str
+    tools: tuple[str, ...] = ("*",)
+
+    def may_call(self, name: str) -> bool:
+        """Return whether a tool of this name may be called."""
+        return any(fnmatchcase(name, pattern) for pattern in self.tools)
+
+    def new_identity(self) -> CallIdentity:
+        """Return the identity of a new call. A gateway has no turns and steps: the call's id stands for them."""
+        call_id = new_id("tc_")
+        return CallIdentity(
+            self.project_id,
+            self.agent_id,
+            channel_id="gateway",
+            agent_turn_id=call_id,
+            turn_epoch=1,
+            tool_call_id=call_id,
+            step_id=call_id,
+            trace_id=secrets.token_hex(16),
+        )
+
+
+@dataclass(slots=True)
+class WaitRecord:
+    """Records whether a call waits for a permit or a retry.
+
+    The engine takes it for the call's slot (`quotas.permits.Slot`). The slot itself is kept while the call waits.
+    """
+
+    waits: bool = False
+
+    def pause(self) -> None:
+        """Record that the call waits."""
+        self.waits = True
+
+    def resume(self) -> None:
+        """Record that the call goes on."""
+        self.waits = False
+
+    def sending(self) -> None:
+        """Do nothing: a gateway stops its calls, it does not wait until they have sent their requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallProgress:
+    """How far a running call is: items that are done, all items, and whether it waits for a permit or a retry."""
+
+    done: int
+    items: int
+    waits: bool
+
+
+@dataclass(slots=True)
+class RunningCall:
+    """A call while it runs.
+
+    `given` are the arguments of the model, not yet checked. `call` is what the engine records of the call, such as its
+    requests to the upstream. `began` is on the monotonic clock, in seconds.
+    """
+
+    caller: Caller
+    tool: GatewayTool
+    given: Mapping[str, Any]
+    call: Call
+    wait: WaitRecord
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def id(self) -> str:
+        """Id by which `inspect` finds the call."""
+        return self.call.identity.tool_call_id
+
+    @property
+    def progress(self) -> CallProgress:
+        """How far the call is. An item is an element of the list argument, such as one of several urls."""
+        list_argument = self.tool.definition.built_in.list_argument or ""
+        elements = self.given.get(list_argument)
+        items = len(elements) if isinstance(elements, list) and elements else 1
+        attempts = self.call.attempts
+        done = sum(attempt.http_status == HTTPStatus.OK and attempt.seconds is not None for attempt in attempts)
+        return CallProgress(min(done, items), items, self.wait.waits)
+
+    @property
+    def has_received_all(self) -> bool:
+        """Return whether something was paid for, and no request is in flight or waits to be sent."""
+        attempts = self.call.attempts
+        if not attempts or self.wait.waits:
+            return False
+        none_in_flight = all(attempt.seconds is not None for attempt in attempts)
+        return none_in_flight and self.progress.done > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Result of a call.
+
+    - `call_id`: id by which `inspect` finds the call; None if there is no such tool, so nothing ran.
+    - `key`: name under which the result is stored if nobody takes it; None if it must not be stored, or cost nothing.
+    - `may_store`: whether the result may be stored at all: nothing in the call says "do not track".
+    """
+
+    fields: ResultFields
+    call_id: str | None = None
+    key: str | None = None
+    may_store: bool = False
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What is known of the result beside its text, such as `usage` and `next_cursor`.
+
+        With `result_format: object` the result holds them, else `tool_output`.
+        """
+        in_result = self.fields.result if isinstance(self.fields.result, dict) and not self.fields.error else {}
+        return {**(self.fields.tool_output or {}), **in_result}

@@ -1,0 +1,11 @@
+"""Why a JWT is refused; apart from `jwts`, whose library only a gateway with `gateway.oauth` imports."""
+
+from __future__ import annotations
+
+
+class JwtRefused(Exception):
+    """A JWT of an external issuer is not accepted."""
+
+
+class ClaimUnusable(JwtRefused):
+    """The JWT is right, but does not say who calls; the message names the claim."""
