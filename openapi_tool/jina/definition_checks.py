@@ -212,9 +212,8 @@ class _SampleCalls:
         others = (f"a {other} tool" for other, endpoint in ENDPOINTS.items() if endpoint.find(name))
         home = any_of(homes) if homes else next(others, None)
         if home:
-            hint = f"; it is one of {home}"
-        else:
-            hint = did_you_mean(name, known) or "; take it out"
+            return replace(problem, message=f"{problem.message}; it is one of {home}")
+        hint = did_you_mean(name, known) or "; take it out"
         return replace(problem, message=problem.message + hint)
 
     def _upstream_time(self, parameters: Mapping[str, Any]) -> Iterator[Problem]:
