@@ -1,4 +1,13 @@
-"""Recognition of pages with a barrier in place of content: bot check, login, consent, JavaScript, loading text."""
+"""Recognizes pages with a barrier in place of content, by their title and text.
+
+A barrier is a bot check (`captcha`), a login, a request for `consent`, a request for JavaScript, or a `loading` text. A
+page that shows only its title counts as `empty`. Two rules apply to all:
+
+- A barrier is short. A longer text with the same words has content of its own, so each kind has a maximum length.
+- Title and text are compared in lower case, with plain apostrophes.
+
+In the texts below each phrase ends at `|`, each title at `;`, and both at the end of a line.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +17,8 @@ from dataclasses import dataclass
 from openapi_tool.jina.cookie_banners import COOKIE_WORDS, is_cookie_banner
 
 MAX_CHARS = 1_000
-"""Maximum length of the text of a barrier."""
-# Lower maxima for single kinds of barriers: a longer text with such words has content of its own.
+"""Maximum characters of the text of a barrier."""
+# Lower maxima of single kinds of barriers.
 _MAX_LOGIN_CHARS = 600
 _MAX_NOTICE_CHARS = 400
 _MAX_FORM_CHARS = 300
@@ -53,7 +62,7 @@ nie jesteś botem|güvenlik doğrulama|insan olduğunuzu|проверка без
 att du är en människa|du er et menneske|että olet ihminen|biztonsági ellenőrzés|hogy ön ember|verificarea de securitate
 că sunteți om|ότι είστε άνθρωπος|שאתה אנושי|אימות אבטחה|คุณเป็นมนุษย์|आप मानव हैं
 """
-"""Less specific phrases and other languages, which count only in a shorter text."""
+"""Less specific phrases of bot checks, and those of other languages, which count only in a shorter text."""
 _LOGIN = """
 sign in to continue|log in to continue|login to continue|sign in to view|log in to view|log in or sign up to
 sign in to see|log in to see|log in or create an account|sign in or create an account|you must be logged in
@@ -91,7 +100,7 @@ sign up • instagram;log in | tiktok;sina visitor system
 _HOME_TITLES = """
 小红书 - 你的生活兴趣社区;小红书 - 你的生活指南
 """
-"""Titles of start pages that are also those of the login in place of a page."""
+"""Titles of start pages, which a login in place of a page has, too."""
 _CONSENT_REQUEST = re.compile(
     r"""(?: before\ you\ continue\ to\ SERVICE
     | bevor\ (?:sie|du)\ (?:zu|mit)\ SERVICE\ (?:weitergehen|weitergehst|fortfahren|fortfährst)
@@ -101,18 +110,20 @@ _CONSENT_REQUEST = re.compile(
     )""".replace("SERVICE", r"(?:youtube|google(?:[\ -]\w{1,20})?)"),
     re.VERBOSE,
 )
-"""Whole title or line of Google's request for consent to cookies."""
-_MAX_CONSENT_LINES = 6  # lines from the top, of which that request is one
+"""Google's request for consent to cookies, as a whole title or line."""
+_MAX_CONSENT_LINES = 6  # first lines of a text, among which that request is
 _HEADING = re.compile(r"#|[^\n]*\n(?:=+|-+)\s*$", re.MULTILINE)
 """Start of a Markdown heading: marked with #, or underlined."""
 _APOSTROPHE = "\N{RIGHT SINGLE QUOTATION MARK}"
 
 
 def _phrases(lines: str) -> tuple[str, ...]:
+    """Return the phrases of a text above."""
     return tuple(lines.strip().replace("\n", "|").split("|"))
 
 
 def _split_titles(lines: str) -> frozenset[str]:
+    """Return the titles of a text above."""
     return frozenset(lines.strip().replace("\n", ";").split(";"))
 
 
@@ -129,7 +140,10 @@ network policy|site couldn't|i been blocked|set restrictions|forgot email|adress
 bezpečnost|že jste|säkerhets|människa|menneske|ihminen|biztonsági|hogy ön|securitate
 sunteți om|άνθρωπος|אנושי|אבטחה|มนุษย์|मानव
 """)
-"""Each phrase of `BARRIERS` contains one of these. Nearly no page does, so testing them first saves 3/4 of the time."""
+"""Each phrase of `BARRIERS` contains one of these.
+
+Nearly no page does, so a search for these first saves three quarters of the time.
+"""
 
 BARRIERS = (
     ("captcha", MAX_CHARS, _phrases(_CAPTCHA)),
@@ -138,6 +152,7 @@ BARRIERS = (
     ("login", _MAX_FORM_CHARS, _phrases(_LOGIN_FORM)),
     ("javascript", _MAX_NOTICE_CHARS, _phrases(_JAVASCRIPT)),
 )
+"""Type, maximum characters and phrases of barriers; the first that a text has one phrase of counts."""
 _TITLES = _split_titles(_CAPTCHA_TITLES)
 _LOGINS = _split_titles(_LOGIN_TITLES)
 _HOMES = _split_titles(_HOME_TITLES)
@@ -147,9 +162,11 @@ _LOADING_WORDS = _phrases(_LOADING)
 
 @dataclass(frozen=True, slots=True)
 class _Wall:
-    """A login of one service: its text has at most `max_chars` without the addresses of links and images.
+    """A login of one service in place of a page.
 
-    It has one of `titles` and contains one of `phrases`; an empty collection demands nothing.
+    - `max_chars`: maximum of its text, without the addresses of links and without images.
+    - `titles`: it has one of these, or any title if there are none.
+    - `phrases`: its text contains one of these, or any words if there are none.
     """
 
     max_chars: int
@@ -158,8 +175,8 @@ class _Wall:
 
 
 _MAX_WALL_CHARS = 8_000
-"""Maximum length of a barrier with the addresses of its links."""
-_XIAOHONGSHU = "登录后推荐更懂你的笔记"
+"""Maximum characters of a barrier with the addresses of its links."""
+_XIAOHONGSHU = "登录后推荐更懂你的笔记"  # in the login of that service
 _WALLS = (
     _Wall(MAX_CHARS, _HOMES, (_XIAOHONGSHU,)),
     _Wall(_MAX_NOTICE_CHARS, _HOMES),
@@ -176,6 +193,7 @@ _WALLS = (
         ),
     ),
 )
+# Each phrase above contains one of these.
 _WALL_STEMS = (_XIAOHONGSHU, "on linkedin?", "first to know", "en enterarse", "premiers à savoir")
 # In linear time: neither text nor address may contain its own opening bracket.
 _LINK = re.compile(r"\[([^\[\]\n]*+)\]\([^()\n]*+\)")
@@ -187,10 +205,11 @@ def barrier_type(title: str, text: str) -> str | None:
     if len(text) > _MAX_WALL_CHARS:
         return None
     title, text = _folded(title), _folded(text)
-    of_title = _type_of_title(title)
-    if kind := _wall_type(of_title, title, text):
-        return kind
-    return _short_type(of_title, title, text) if len(text) <= MAX_CHARS else None
+    by_title = _type_of_title(title)
+    kind = _wall_type(by_title, title, text)
+    if kind is None and len(text) <= MAX_CHARS:
+        kind = _short_type(by_title, title, text)
+    return kind
 
 
 def title_type(title: str) -> str | None:
@@ -207,10 +226,13 @@ def _type_of_title(title: str) -> str | None:
     return "consent" if _CONSENT_REQUEST.fullmatch(title) else None
 
 
-def _wall_type(of_title: str | None, title: str, text: str) -> str | None:
-    """Return the type of a login, request for consent or cookie banner, which may have long lists of links."""
-    if of_title in ("login", "consent"):
-        return of_title
+def _wall_type(by_title: str | None, title: str, text: str) -> str | None:
+    """Return the type of a login, request for consent or cookie banner, which may have long lists of links.
+
+    `by_title` is the type that the title alone has.
+    """
+    if by_title in ("login", "consent"):
+        return by_title
     if "cookies" in text and any(map(_CONSENT_REQUEST.fullmatch, _lines(text)[:_MAX_CONSENT_LINES])):
         return "consent"
     has_cookies = _has_one(text, COOKIE_WORDS)
@@ -228,19 +250,28 @@ def _wall_type(of_title: str | None, title: str, text: str) -> str | None:
     return "login" if is_login else None
 
 
-def _short_type(of_title: str | None, title: str, text: str) -> str | None:
-    kind = None
-    if _has_one(text, STEMS):
-        found = (name for name, max_chars, phrases in BARRIERS if len(text) <= max_chars and _has_one(text, phrases))
-        kind = next(found, None)
-    if kind in (None, "javascript") and len(text) <= _MAX_NOTICE_CHARS and of_title == "captcha":
-        return "captcha"  # such a page mostly asks for JavaScript, too
-    if kind is None and _is_loading(title, text):
+def _short_type(by_title: str | None, title: str, text: str) -> str | None:
+    """Return the type of a short text; `by_title` is the type that the title alone has."""
+    kind = _type_by_phrases(text) if _has_one(text, STEMS) else None
+    has_title_of_bot_check = by_title == "captcha" and len(text) <= _MAX_NOTICE_CHARS
+    if has_title_of_bot_check and kind in (None, "javascript"):  # a bot check mostly asks for JavaScript, too
+        return "captcha"
+    if kind is not None:
+        return kind
+    if _is_loading(title, text):
         return "loading"
-    return kind or ("empty" if _is_only_title(title, text) else None)
+    return "empty" if _is_only_title(title, text) else None
+
+
+def _type_by_phrases(text: str) -> str | None:
+    for kind, max_chars, phrases in BARRIERS:
+        if len(text) <= max_chars and _has_one(text, phrases):
+            return kind
+    return None
 
 
 def _folded(text: str) -> str:
+    """Return the part of a text that is compared, in lower case and with plain apostrophes."""
     return text[:_MAX_WALL_CHARS].strip().lower().replace(_APOSTROPHE, "'")
 
 
@@ -255,15 +286,15 @@ def _has_one(text: str, phrases: tuple[str, ...]) -> bool:
 
 
 def _is_only_title(title: str, text: str) -> bool:
-    """Return whether a text is a heading and each line of it is the title, or its part before the name of the site.
+    """Return whether a text is only the title of its page, with or without the name of the site.
 
-    A bare line may be the content of a file.
+    It must begin with a heading, since a line without marks may be the content of a file.
     """
     return bool(title and _HEADING.match(text)) and _own_titles(title).issuperset(_lines(text))
 
 
 def _own_titles(title: str) -> set[str]:
-    """Return a title, also without the name of its site."""
+    """Return a title as it is, and without the name of its site behind it: `News` for `News | Example`."""
     return {title, *(title.partition(separator)[0] for separator in _TITLE_SEPARATORS)}
 
 

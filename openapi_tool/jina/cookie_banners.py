@@ -1,4 +1,8 @@
-"""Recognition of pages whose text is only a cookie banner: the request, its buttons, and hardly anything else."""
+"""Recognizes pages whose text is only a cookie banner: a request, its buttons, and hardly anything else.
+
+A banner has lines of four kinds: the *request* ("we use cookies …"), *buttons* ("Accept all"), other lines *about*
+cookies or consent, and few other ones. All texts are compared in lower case.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from collections.abc import Sequence
 
 MAX_CHARS = 1_500
 """Maximum length of a banner without the addresses of its links; longer ones are policies."""
-# Lines that neither ask for consent nor are buttons: their length, and their share of the whole text.
+# Maxima of the other lines together: in characters, and as a share of the whole text.
 _MAX_OTHER_CHARS = 200
 _MAX_OTHER_SHARE = 0.25
 _MAX_BUTTONS_CHARS = 100  # of a line of buttons
@@ -20,7 +24,7 @@ def _words(lines: str) -> str:
 
 
 COOKIE_WORDS = ("cookie", "kakor", "evästei", "çerez", "informasjonskaps", "クッキー")
-"""One of them is in each banner."""
+"""Each banner contains one of these."""
 _ABOUT = re.compile(
     "|".join(COOKIE_WORDS)
     + "|"
@@ -74,24 +78,27 @@ configurações|saiba mais|instellingen|voorkeuren|meer informatie|ustawienia|do
 indstillinger|innstillinger|asetukset|nastavení|více informací|настройки|подробнее|设置|设定|詳細|設定|ayarlar
 """)
 _BUTTONS = re.compile(rf"(?:(?:{_CHOICE}|{_OTHER_BUTTON})(?:\W+|\Z))+")
+# A button that accepts or refuses; a line of buttons has one, or it may be any menu.
 _HAS_CHOICE = re.compile(rf"(?<!\w)(?:{_CHOICE})(?!\w)")
 _NOT_A_BANNER = re.compile(
     "|".join(COOKIE_WORDS)
     + "|"
     + _words("privacy|policy|gdpr|dsgvo|rgpd|consent|datenschutz|confidentialité|privacidad")
 )
-"""Words in the title or first line of a page about cookies."""
+"""Words in the title of a page about cookies, which is no banner."""
+# Words in the heading of a policy.
 _POLICY = re.compile("polic|richtlinie|politique|política|politica|informativa|beleid|polityk")
 _MAX_HEADING_CHARS = 60
-_LIST_MARKS = "-•>[]✓✕ "
+_LIST_MARKS = "-•>[]✓✕ "  # around a line of a list, or of a checkbox
 
 
 def is_cookie_banner(title: str, lines: Sequence[str]) -> bool:
     """Return whether the lines of a page, without images and addresses of links, are a cookie banner.
 
-    Title and lines are in lower case. A page whose title, or first line as a heading, is about cookies is none.
+    Title and lines are in lower case. A page is none if its title, or a heading as its first line, is about cookies.
     """
-    lines = [line for line in (line.strip(_LIST_MARKS) for line in lines) if line and line != title]
+    stripped = [line.strip(_LIST_MARKS) for line in lines]
+    lines = [line for line in stripped if line and line != title]
     size = sum(map(len, lines))
     if size > MAX_CHARS or _NOT_A_BANNER.search(title):
         return False

@@ -69,6 +69,7 @@ def source_problems(source: Source, limits: LintLimits, rules: UrlPolicy) -> lis
 
 
 def _env_problems(document: Mapping[str, Any], limits: LintLimits) -> Iterator[Problem]:
+    """Yield the arguments of `options.envs` that may not take a secret."""
     for name in object_at(document, "options", "envs"):
         if name != API_KEY and fold(name) not in limits.env_parameters:
             problem = "may not take a secret: only api_key and what secrets.env_parameters lists may"
@@ -137,9 +138,9 @@ class _SampleCalls:
         for problem in (*found.operator_problems, *found.invalid, *unknown):
             yield self._with_hint(replace(problem, path=self._path_in_file(problem.path)))
         yield from self._upstream_time(found.parameters)
-        yield from self._set_values()
+        yield from self._value_problems()
 
-    def _set_values(self) -> Iterator[Problem]:
+    def _value_problems(self) -> Iterator[Problem]:
         """Check values of `args` that are no parameters of the upstream."""
         name = self.built_in.list_argument
         wrong = item_problems(self.definition, self.call, self.limits.tools.max_batch_items) if name else []
@@ -175,7 +176,8 @@ class _SampleCalls:
         except ValueError:  # which the executor reports
             return
         for where, text in texts_in(value, path):
-            if not is_template(text) and (doubt := parameter.doubt(text)):
+            doubt = "" if is_template(text) else parameter.doubt(text)
+            if doubt:
                 yield Problem(where, doubt)
 
     def _path_in_file(self, path: Path) -> Path:
@@ -192,10 +194,10 @@ class _SampleCalls:
         parameter = self.endpoint.find(name)
         if parameter and not parameter.model and problem.path[:2] == PROPERTIES:
             return replace(problem, message=f"{problem.message}; an operator may set it in options.jina.params")
-        if reason := REFUSED.get(fold(name)):
-            if reason in problem.message:
-                return problem
-            return replace(problem, message=f"{problem.message}: {reason}")
+        reason = REFUSED.get(fold(name))
+        if reason:
+            says_reason = reason in problem.message
+            return problem if says_reason else replace(problem, message=f"{problem.message}: {reason}")
         if parameter:
             return problem
         entries = self.endpoint.parameters
@@ -209,24 +211,30 @@ class _SampleCalls:
         homes = [tool.name for tool in CATALOGUE.values() if name in tool.arguments.model_fields]
         others = (f"a {other} tool" for other, endpoint in ENDPOINTS.items() if endpoint.find(name))
         home = any_of(homes) if homes else next(others, None)
-        hint = f"; it is one of {home}" if home else did_you_mean(name, known) or "; take it out"
+        if home:
+            return replace(problem, message=f"{problem.message}; it is one of {home}")
+        hint = did_you_mean(name, known) or "; take it out"
         return replace(problem, message=problem.message + hint)
 
     def _upstream_time(self, parameters: Mapping[str, Any]) -> Iterator[Problem]:
         """Check the upstream's `timeout`, which applies to each of its stages."""
         call_s = min(self.limits.max_call_s(self.document), self.limits.tools.max_timeout_s)
-        longest = self.endpoint.timeouts.longest_s(parameters)
-        if longest is None or longest <= call_s:
+        longest_s = self.endpoint.timeouts.longest_s(parameters)
+        if longest_s is None or longest_s <= call_s:
             return
+        one_stage_fits = parameters["timeout"] < call_s
         for name in self.definition.upstream_params:
             if self._is_parameter(name, "timeout"):
-                message = f"lets the upstream take {longest:g} s, and a call has {call_s:g} s; raise both or shorten it"
+                message = (
+                    f"lets the upstream take {longest_s:g} s, and a call has {call_s:g} s; raise both or shorten it"
+                )
                 path = self._path_in_file(("options", "jina", "params", name))
-                yield Problem(path, message, warning=parameters["timeout"] < call_s)  # one stage fits
+                yield Problem(path, message, warning=one_stage_fits)
 
     def _argument_problems(self, name: str, rule: dict[str, Any], path: Path) -> Iterator[Problem]:
         """Yield problems of values that the schema of an argument allows and the executor refuses."""
         of_list = name == self.built_in.list_argument
+        # None is as if the argument were not given, so it is refused only if the tool has no such argument.
         unknown = self._refusals(name, ["a"] if of_list else None)
         if unknown:
             for problem in unknown:

@@ -1,4 +1,4 @@
-"""Settings sections that the client of the upstream takes as its options; imports no driver."""
+"""Settings sections about upstream requests: retries, cache, connections. Imports no driver."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from openapi_tool.options.section import TERABYTE, File, Options, Seconds
 from openapi_tool.tools.secret_variables import Secret
 from openapi_tool.urls import parse_url
 
+# What a wrong setting `egress.proxy` is told.
 _PROXY_FORM = "must look like http://user:password@host:port, with the port"
 
 

@@ -153,5 +153,5 @@ def _fits_header(text: str) -> bool:
 
 def _header_text(value: Any) -> str:
     if isinstance(value, bool):
-        return "true"  # never False, which is not sent (`_flag` in jina/parameters.py)
+        return "true"  # never False, which is not sent (`flag` in `conversions.py`)
     return ", ".join(value) if isinstance(value, list) else str(value)

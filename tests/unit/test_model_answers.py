@@ -833,7 +833,7 @@ def test_case_16_lists_and_results_have_no_addresses_of_inline_images() -> None:
 )
 def test_case_16_addresses_are_dropped_up_to_a_number(repeated: str, address: str) -> None:
     text = repeated * (4_000_000 // len(repeated)) + "\n)"  # in quadratic time this would take minutes
-    dropped = 10_000 if address else 0  # `_MAX_DROPPED` in jina/content.py
+    dropped = 10_000 if address else 0  # `_MAX_DROPPED` in jina/inline_data.py
     assert len(without_inline_images([text])[0]) == len(text) - dropped * len(address)
 
 
