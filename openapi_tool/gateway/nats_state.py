@@ -164,7 +164,7 @@ async def open_nats_state(
 
 
 class NatsRows:
-    """Rows of calls in a stream (`CallRows`), which drops rows that are older than 90 days, and the oldest if it is full.
+    """Rows of calls in a stream (`CallRows`), which drops rows that are older than 90 days, and the oldest when full.
 
     Every method raises Unavailable.
     """
