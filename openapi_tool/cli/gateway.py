@@ -1,11 +1,13 @@
-"""Commands on a gateway's state, a file or in NATS, instead of a kernel's servers."""
+"""Commands that ask a gateway's state, a file or in NATS, instead of a kernel's servers.
+
+First the choice of the state, then the commands. `gateway_usage` has the command `usage`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import sqlite3
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
@@ -15,24 +17,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import orjson
 from pydantic_settings import SettingsError as UnreadableVariable
 
-from openapi_tool.cli.kernel import NO_DATABASE, charged_in_nats, find_dev, is_given, servers_of_named_dev, with_nats
+from openapi_tool.cli.kernel import find_dev, is_given, servers_of_named_dev, with_nats
 from openapi_tool.cli.output import fail, print_json, print_line, print_status
 from openapi_tool.cli.tables import output, redraw
 from openapi_tool.gateway.call_row import CallRow
 from openapi_tool.gateway.file_state import insert_row
 from openapi_tool.gateway.opening import NATS
 from openapi_tool.gateway.operator import ask_statistics
-from openapi_tool.gateway.state import BUDGETS_TTL_S
-from openapi_tool.gateway.usage import COLUMNS
-from openapi_tool.kernel.postgres.usage_keys import By
 from openapi_tool.nats_client.users import NatsUser
-from openapi_tool.options.budgets import time_zone
 from openapi_tool.protocol.errors import Unavailable
-from openapi_tool.protocol.projects import quota_project
-from openapi_tool.quotas.amounts import Amount
-from openapi_tool.quotas.charged import WithoutResult, charged, without_result
-from openapi_tool.quotas.periods import Period
-from openapi_tool.settings import given_values, load_settings
+from openapi_tool.settings import given_values
 from openapi_tool.settings.sources import SourceUnreadable
 from openapi_tool.state.sqlite import MEMORY, StateFile
 from openapi_tool.state.sqlite_file import StateUnusable, default_path
@@ -52,13 +46,6 @@ _NO_PROCESS = 1
 _NOT_CONFIRMED = 1
 _LOCAL = "local"  # project of `mcp` without --project, and of `gateway` without tokens
 _PURGED = "budgets, limits, switches of tools, tokens, stored texts and results, and the rows of calls"
-_KEYS: Mapping[By, str] = {
-    By.TOOL: "tool",
-    By.AGENT: "agent",
-    By.DAY: "date(at, 'unixepoch')",
-    By.SESSION: "session",
-    By.ERROR: "error",
-}
 
 
 def chosen_state(option: Path | None) -> Path:
@@ -76,8 +63,12 @@ def chosen_state(option: Path | None) -> Path:
 def selected_state(option: Path | None) -> Path | None:
     """Return the state that a command is about, None for a kernel.
 
-    Without the option it is in NATS if that is configured, and neither PostgreSQL is nor a `dev` named; if nothing is
-    configured and no `dev` runs, it is the default file, if that exists.
+    Without the option the settings decide:
+
+    - PostgreSQL is configured, or `--dev` names a dev stack: a kernel.
+    - Servers of NATS are configured: the state in NATS.
+    - Something else of NATS is configured, or a dev stack runs: a kernel.
+    - Nothing is configured: the default file, if it exists.
     """
     if option is not None:
         return option
@@ -122,7 +113,7 @@ def project_or_default(project: str | None, path: Path | None) -> str:
 def with_state(path: Path, work: Callable[[StateFile], Awaitable[T]], rows: Rows | None = None) -> T:
     """Return the result of `work` with an existing state file, or print why there is none and exit with 2.
 
-    If the state is in NATS, it is a file in memory with the rows of calls that `rows` reads.
+    If the state is in NATS, `work` gets a state file in memory, filled with the rows of calls that `rows` reads.
     """
     if path == NATS:
         return _with_rows(work, rows)
@@ -138,7 +129,7 @@ def with_state(path: Path, work: Callable[[StateFile], Awaitable[T]], rows: Rows
 
 
 def _with_rows(work: Callable[[StateFile], Awaitable[T]], rows: Rows | None) -> T:
-    from openapi_tool.gateway.nats_state import NatsRows  # noqa: PLC0415 - drivers that a file needs not
+    from openapi_tool.gateway.nats_state import NatsRows  # noqa: PLC0415 - drivers that a file does not need
     from openapi_tool.state.nats_texts import Patience  # noqa: PLC0415
 
     async def read(_: Bootstrap, client: BusClient) -> T:
@@ -166,7 +157,8 @@ def show_statistics(
 ) -> None:
     """Draw the statistics of all processes of a gateway, once or every `every_s` seconds, or print them as JSON.
 
-    `lacks` says what an executor would have shown, too.
+    `draw` gets the statistics of each process. `select` returns what of them is printed as JSON. `lacks` is a remark on
+    what statistics of an executor would show, and those of a gateway do not.
     """
 
     async def work(state: StateFile) -> None:
@@ -186,71 +178,6 @@ def show_statistics(
             await redraw(output(), draw(processes), redrawn, every_s)
 
     with_state(path, work)
-
-
-def usage(
-    path: Path, project: str, start: datetime, end: datetime, by: By
-) -> tuple[dict[str, Any], list[dict[str, Any]], WithoutResult]:
-    """Return the sum over all calls of a project, the rows by `by`, and what has no row.
-
-    Days are ascending, other rows are ordered by tokens.
-    """
-
-    def read(connection: sqlite3.Connection) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        connection.row_factory = sqlite3.Row
-        where = "FROM calls WHERE project = :project AND at >= :since AND at < :until"
-        values = {"project": project, "since": start.timestamp(), "until": end.timestamp()}
-        key = _KEYS[by]
-        order = "key" if by is By.DAY else "tokens DESC, key"
-        # The texts that are put into the statements are constants.
-        [total] = connection.execute(f"SELECT {COLUMNS} {where}", values)
-        rows = connection.execute(f"SELECT {key} AS key, {COLUMNS} {where} GROUP BY key ORDER BY {order}", values)
-        times = connection.execute(f"SELECT {key} AS key, latency_ms {where} ORDER BY latency_ms", values)
-        latencies = defaultdict[object, list[int]](list)
-        everything = []
-        for name, latency_ms in times:
-            latencies[name].append(latency_ms)
-            everything.append(latency_ms)
-        found = [{**dict(row), **_quantiles(latencies[row["key"]])} for row in rows]
-        zero = {name: value or 0 for name, value in dict(total).items()}
-        return {**zero, **_quantiles(everything)}, found
-
-    async def held_by(file: StateFile) -> Mapping[Period, Amount]:
-        settings = load_settings(NO_DATABASE)
-        records = file.records("budgets", BUDGETS_TTL_S)
-        account_project = quota_project(settings.quota_namespace, project)
-        return await charged(records, account_project, start, end, time_zone(settings.budgets.time_zone))
-
-    def held_by_nats() -> Mapping[Period, Amount]:
-        async def work(bootstrap: Bootstrap, _: BusClient) -> Mapping[Period, Amount]:
-            return await charged_in_nats(bootstrap, project, start, end, NatsUser.GATEWAY)
-
-        return with_nats(work, user=NatsUser.GATEWAY)
-
-    in_nats = held_by_nats() if path == NATS else None
-
-    async def work(state: StateFile) -> tuple[dict[str, Any], list[dict[str, Any]], WithoutResult]:
-        total, rows = await state.run(read)
-        held = await held_by(state) if in_nats is None else in_nats
-        sums = "SELECT coalesce(sum(requests), 0), coalesce(sum(tokens), 0) FROM calls"
-        stored = []
-        for period in held:
-            where = "WHERE project = ? AND at >= ? AND at < ?"
-            [(requests, tokens)] = await state.read(f"{sums} {where}", (project, period.start, period.end))
-            stored.append(Amount(requests, tokens))
-        return total, rows, without_result(held, stored)
-
-    return with_state(path, work, lambda rows: rows.of_project(project))
-
-
-def _quantiles(ordered: Sequence[int]) -> dict[str, int | None]:
-    return {"p50_ms": _quantile(ordered, 0.5), "p95_ms": _quantile(ordered, 0.95)}
-
-
-def _quantile(ordered: Sequence[int], share: float) -> int | None:
-    if not ordered:
-        return None
-    return ordered[min(int(len(ordered) * share), len(ordered) - 1)]
 
 
 def inspect(path: Path, tool_call_id: str, *, project: str, as_json: bool) -> None:

@@ -78,8 +78,9 @@ def serve(flags: GatewayFlags, resolver: Resolver | None = None) -> NoReturn:
     if not find_spec("mcp"):
         fail("`gateway` needs packages that are not installed; run: pip install 'openapi-tool[gateway]'")
     use_settings_file(flags.config)
-    given = {name: value for name in ("host", "port") if (value := getattr(flags, name)) is not None}
-    limit = raise_file_limit()
+    flags_of_settings = {"host": flags.host, "port": flags.port}
+    given = {name: value for name, value in flags_of_settings.items() if value is not None}
+    open_files = raise_file_limit()
 
     def read() -> Settings:
         return load_settings(NO_DATABASE | ({"gateway": given} if given else {}))
@@ -101,8 +102,10 @@ def serve(flags: GatewayFlags, resolver: Resolver | None = None) -> NoReturn:
     except ToolsInvalid as error:
         fail(str(error))
     state = chosen_state(flags.state)
-    possible = max(1, limit // 2)  # the other half of the open files is for the upstream, the health server, the state
-    options = with_values(settings.gateway, max_connections=min(settings.gateway.max_connections, possible))
+    # The other half of the open files is for the upstream, the health server and the state.
+    possible_connections = max(1, open_files // 2)
+    max_connections = min(settings.gateway.max_connections, possible_connections)
+    options = with_values(settings.gateway, max_connections=max_connections)
     parts = _Parts(Reloader(bootstrap, read, os.environ), state, options, tools, folder, resolver)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         try:
@@ -119,6 +122,8 @@ def serve(flags: GatewayFlags, resolver: Resolver | None = None) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
+    """What `_serve` works with: `state` says where the state is, and `folder` has the tools if it is watched."""
+
     reloader: Reloader
     state: Path
     options: GatewayOptions
@@ -130,9 +135,11 @@ class _Parts:
 async def _serve(parts: _Parts, *, structured: bool) -> None:
     from openapi_tool.http.server import serve_http  # noqa: PLC0415 - an extra
 
-    options, bootstrap = parts.options, parts.reloader.bootstrap
-    settings, health = bootstrap.settings, bootstrap.health
-    opened: list[Gateway] = []  # at most one
+    options = parts.options
+    bootstrap = parts.reloader.bootstrap
+    settings = bootstrap.settings
+    health = bootstrap.health
+    opened: list[Gateway] = []  # empty until the gateway is open, then with it alone
     shutdown = Shutdown(settings.executor, lambda: sum(gateway.running for gateway in opened))
     reload = asyncio.Event()
     shutdown.handle_signals(reload)
@@ -178,16 +185,7 @@ async def _serve(parts: _Parts, *, structured: bool) -> None:
                     group.create_task(watch(parts.folder, use), name="tools")
 
         _record(health, "")
-        where = listening.getsockname()
-        host = f"[{where[0]}]" if ":" in where[0] else where[0]
-        log.info(
-            "openapi-tool %s serves http://%s:%s, MCP at /mcp%s",
-            __version__,
-            host,
-            where[1],
-            "; without tokens, for this machine only" if open_to_all else "",
-            extra={"action": "gateway.serving", "host": where[0], "port": where[1], "tokens": len(tokens)},
-        )
+        _log_serving(listening, len(tokens), open_to_all=open_to_all)
         following = asyncio.create_task(follow(), name="background tasks")
         try:
             await shutdown.requested_or_done(following)
@@ -202,7 +200,21 @@ async def _serve(parts: _Parts, *, structured: bool) -> None:
     log.info("stopped", extra={"action": "service.stopped"})
 
 
+def _log_serving(listening: socket.socket, tokens: int, *, open_to_all: bool) -> None:
+    """Log the address of the gateway, and how many tokens it knows."""
+    host, port, *_ = listening.getsockname()
+    log.info(
+        "openapi-tool %s serves http://%s:%s, MCP at /mcp%s",
+        __version__,
+        f"[{host}]" if ":" in host else host,
+        port,
+        "; without tokens, for this machine only" if open_to_all else "",
+        extra={"action": "gateway.serving", "host": host, "port": port, "tokens": tokens},
+    )
+
+
 def _record(health: Health, problem: str) -> None:
+    """Show in the health whether the state can be read; `problem` is empty if it can."""
     health.record(_STATE, ok=not problem, reason=problem)
 
 
@@ -227,17 +239,20 @@ def issuer_tokens(bootstrap: Bootstrap) -> Jwts | None:
 
 
 async def _until_it_ends(serving: asyncio.Task[None]) -> None:
+    """Raise RuntimeError once the HTTP server ends, which it does not do before it is told to."""
     await asyncio.shield(serving)
     raise RuntimeError("the HTTP server has ended by itself")
 
 
 async def _refresh(tokens: Tokens, health: Health) -> None:
+    """Read the tokens again and again, so that changes take effect."""
     while True:
         _record(health, await tokens.refresh())
         await asyncio.sleep(_REFRESH_S)
 
 
 async def _serve_health(stack: AsyncExitStack, settings: Settings, health: Health) -> None:
+    """Serve the health until the stack is closed, if the settings name a port. Raises SettingsError."""
     options = settings.health
     if not options.port:
         return

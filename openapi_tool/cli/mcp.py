@@ -105,7 +105,10 @@ def _say_what_is_missing(bootstrap: Bootstrap) -> None:
 
 
 def _log_options(settings: Settings) -> tuple[Any, Any]:
-    """Return level and format of the log: clients show or store standard error, so by default little, for people."""
+    """Return level and format of the log.
+
+    By default only warnings and errors are logged, as text: clients show standard error to people, or store it.
+    """
     given: Mapping[str, Any] = given_values().get("telemetry", {})
     level = settings.telemetry.log_level if "log_level" in given else "warning"
     log_format = settings.telemetry.log_format if "log_format" in given else "console"
@@ -124,18 +127,9 @@ async def _serve(
     from openapi_tool.mcp.stdio import StdioTransport, claim_standard_streams  # noqa: PLC0415
 
     caller = Caller(options.project, options.agent)
-    stop, reload = asyncio.Event(), asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def end(number: int) -> None:
-        if stop.is_set():  # the second signal
-            end_process(128 + number)  # as in shells
-        stop.set()
-
-    ignore_meaningless()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
-        loop.add_signal_handler(number, end, number)
-    loop.add_signal_handler(signal.SIGHUP, reload.set)
+    stop = asyncio.Event()
+    reload = asyncio.Event()
+    _handle_signals(stop, reload)
     async with AsyncExitStack() as stack:
         opened = await _opened(stack, reloader.bootstrap, state)
         gateway: Gateway = await stack.enter_async_context(open_gateway(reloader, opened, tools, resolver))
@@ -160,8 +154,23 @@ async def _serve(
                     await task
 
 
+def _handle_signals(stop: asyncio.Event, reload: asyncio.Event) -> None:
+    """Let the first signal to end set `stop`, the second one end the process at once, and SIGHUP set `reload`."""
+    loop = asyncio.get_running_loop()
+
+    def end(number: int) -> None:
+        if stop.is_set():
+            end_process(128 + number)  # the exit status that shells show for a signal
+        stop.set()
+
+    ignore_meaningless()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
+        loop.add_signal_handler(number, end, number)
+    loop.add_signal_handler(signal.SIGHUP, reload.set)
+
+
 async def _opened(stack: AsyncExitStack, bootstrap: Bootstrap, where: Path) -> GatewayState:
-    """Open the state; the client waits for an answer. Raises Unavailable, StateUnusable."""
+    """Open the state within a time limit, as the client waits for an answer. Raises Unavailable, StateUnusable."""
     reasons = ["no answer"]
     try:
         async with asyncio.timeout(_CONNECT_S):

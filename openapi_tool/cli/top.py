@@ -18,7 +18,7 @@ from rich.text import Text
 
 from openapi_tool.bootstrap import Bootstrap
 from openapi_tool.cli.gateway import project_or_default, selected_state
-from openapi_tool.cli.gateway import usage as gateway_usage
+from openapi_tool.cli.gateway_usage import usage as gateway_usage
 from openapi_tool.cli.kernel import charged_in_nats, kernel_bootstrap
 from openapi_tool.cli.output import fail, or_dash, print_json, print_status
 from openapi_tool.cli.statistics import show_statistics_of

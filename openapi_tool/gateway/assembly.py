@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 from openapi_tool.bootstrap import Upstream, build_runner
 from openapi_tool.gateway.calls import Gateway, GatewayParts
-from openapi_tool.gateway.quotas import shared_quotas
+from openapi_tool.gateway.quotas import Quotas, shared_quotas
 from openapi_tool.gateway.state import GatewayState
 from openapi_tool.gateway.stored import UNTAKEN_S, StoredTexts, UntakenResults
 from openapi_tool.gateway.tools import Tools
@@ -19,7 +19,7 @@ from openapi_tool.isolation.service import Isolation
 from openapi_tool.jina.egress import EgressTransport
 from openapi_tool.jina.transport import AiohttpTransport, Resolver
 from openapi_tool.reloading import Reloader
-from openapi_tool.telemetry.health import DEPENDENCIES
+from openapi_tool.telemetry.health import DEPENDENCIES, Health
 from openapi_tool.telemetry.snapshots import Snapshots
 
 INSTANCE = f"{socket.gethostname()}-{os.getpid()}"
@@ -36,15 +36,17 @@ async def open_gateway(
     """
     bootstrap = reloader.bootstrap
     settings = bootstrap.settings
-    key = settings.session.key
-    scope_key = key.get_secret_value().encode() if key else await state.session_key()
+    configured_key = settings.session.key
+    session_key = configured_key.get_secret_value().encode() if configured_key else await state.session_key()
     transport = EgressTransport(AiohttpTransport(bootstrap.upstream_tls, settings.egress, resolver))
-    hide_memory()  # from the workers
-    pool = WorkerPool(settings.isolation.workers, settings.egress.max_response_bytes)  # started by its first task
+    hide_memory()  # this process's, from the workers, which run as the same user
+    pool = WorkerPool(
+        settings.isolation.workers, settings.egress.max_response_bytes
+    )  # its first task starts the workers
     async with shared_quotas(bootstrap, state) as quotas:
         upstream = Upstream(bootstrap, transport, quotas.limiter, quotas.budgets, isolation=Isolation(pool))
         texts = StoredTexts(state.texts("whole", settings.tools.artifact_ttl_s))
-        runner = build_runner(bootstrap, upstream, texts, scope_key)
+        runner = build_runner(bootstrap, upstream, texts, session_key)
         untaken = UntakenResults(state.texts("untaken", UNTAKEN_S))
         parts = GatewayParts(
             runner=runner,
@@ -60,15 +62,8 @@ async def open_gateway(
         reloader.use_keys = quotas.limiter.keys.set_secrets
         reloader.use_limits = quotas.limiter.apply_options
         reloader.add(runner)
-        health = bootstrap.health
-        for dependency_of_kernel in DEPENDENCIES:
-            health.dependencies.pop(dependency_of_kernel, None)
-        health.limits = quotas.limiter.snapshot
-        health.keys = quotas.limiter.keys.snapshot
-        health.configured_limits = quotas.limiter.configured
-        health.budgets = quotas.budgets.snapshot
-        health.budget_outage = quotas.budgets.outage
-        statistics = Snapshots(INSTANCE, health, {"executor.concurrency": settings.executor.concurrency})
+        _show_health_of(quotas, bootstrap.health)
+        statistics = Snapshots(INSTANCE, bootstrap.health, {"executor.concurrency": settings.executor.concurrency})
         try:
             async with state.operated(INSTANCE, gateway.use_switches, statistics.now):
                 yield gateway
@@ -76,3 +71,14 @@ async def open_gateway(
             await gateway.aclose()
             await pool.aclose()
             await transport.aclose()
+
+
+def _show_health_of(quotas: Quotas, health: Health) -> None:
+    """Let the health show limits and budgets, and none of the dependencies that only a kernel's executor has."""
+    for dependency_of_kernel in DEPENDENCIES:
+        health.dependencies.pop(dependency_of_kernel, None)
+    health.limits = quotas.limiter.snapshot
+    health.keys = quotas.limiter.keys.snapshot
+    health.configured_limits = quotas.limiter.configured
+    health.budgets = quotas.budgets.snapshot
+    health.budget_outage = quotas.budgets.outage

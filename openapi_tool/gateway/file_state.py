@@ -18,9 +18,11 @@ from openapi_tool.state.port import ListedRecords, Records
 from openapi_tool.state.sqlite import SqliteTexts, StateFile
 from openapi_tool.tools.switches import Switches
 
+_DAY_S = 86_400
+
 
 class FileState:
-    """See `GatewayState`."""
+    """Implements `GatewayState` over a state file."""
 
     def __init__(self, file: StateFile) -> None:
         self.file = file
@@ -35,14 +37,17 @@ class FileState:
         return self.file.texts(bucket, ttl_s)
 
     async def session_key(self) -> bytes:
-        """See `GatewayState`. Raises Unavailable also for a damaged key."""
+        """Return the key of session identities and cursors. Raises Unavailable, also for a damaged key."""
         return await session_key(self.file)
 
     @asynccontextmanager
     async def operated(
         self, name: str, use: Callable[[Switches], None], snapshot: Callable[[], Mapping[str, Any]]
     ) -> AsyncIterator[None]:
-        """While the context is open pass an operator's switches to `use`, and answer requests for statistics."""
+        """While the context is open pass an operator's switches to `use`, and answer requests for statistics.
+
+        `name` is the name of this process, and `snapshot` returns its statistics.
+        """
         switches = SwitchMonitor(self.file, use)
         await switches.check()
         following = in_background(follow(self.file, name, switches, snapshot), "operator")
@@ -54,17 +59,17 @@ class FileState:
 
 
 class FileRows:
-    """See `CallRows`."""
+    """Rows of calls in a table of a state file (`CallRows`); every method raises Unavailable."""
 
     def __init__(self, file: StateFile) -> None:
         self._file = file
 
     async def store(self, row: CallRow) -> None:
-        """See `CallRows`; delete those older than 90 days."""
+        """Store a row, and delete the rows of its project that are older than 90 days."""
 
         def work(connection: sqlite3.Connection) -> None:
             insert_row(connection, row)
-            oldest = time.time() - CALLS_DAYS * 86_400
+            oldest = time.time() - CALLS_DAYS * _DAY_S
             connection.execute("DELETE FROM calls WHERE project = ? AND at < ?", (row.project, oldest))
 
         await self._file.run(work)

@@ -1,4 +1,7 @@
-"""State of a gateway in NATS, shared by its replicas; limits, budgets, switches and session key with executors, too."""
+"""State of a gateway in NATS, which its replicas share.
+
+Limits, budgets, switches and the session key are shared with a kernel's executors, too, if they use the same NATS.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ from openapi_tool.nats_client.options import BusOptions
 from openapi_tool.nats_client.server_clock import ServerClock
 from openapi_tool.nats_client.users import NatsUser
 from openapi_tool.nats_records.quota_monitor import QuotaMonitor
-from openapi_tool.nats_records.record_store import BUDGETS, LIMITS, RecordStore
+from openapi_tool.nats_records.record_store import BUDGETS, LIMITS, BucketSpec, RecordStore
 from openapi_tool.nats_records.replica_statistics import answering_stats
 from openapi_tool.nats_records.replicas import replica_count
 from openapi_tool.nats_records.session_key import shared_session_key
@@ -44,8 +47,8 @@ log = logging.getLogger(__name__)
 _HOUR_S = 3_600
 _ROW = TypeAdapter(CallRow)
 _MIB = 2**20
-_MAX_SUMMED = 500
-"""Agents of which a process remembers sums."""
+_MAX_AGENTS = 500
+"""Agents whose sums a process remembers; those of another one are counted anew from the rows when it asks."""
 
 TEXT_BUCKETS = {"whole": 512 * _MIB, "untaken": 64 * _MIB, "idempotent": 64 * _MIB}
 """Buckets of texts, and how many bytes each holds at most."""
@@ -57,7 +60,7 @@ CALLS = Stream(
 
 
 def text_bucket(name: str) -> Bucket:
-    """Return a bucket of texts, which has no TTL yet."""
+    """Return a bucket of texts, still without the TTL, which the settings say."""
     return Bucket(f"openapi_tool_gateway_{name}", max_bytes=TEXT_BUCKETS[name], drops_oldest=True)
 
 
@@ -77,7 +80,11 @@ def stored_tokens(client: BusClient, replicas: int) -> ListedKvRecords:
 
 
 class NatsState:
-    """See `GatewayState`. `quotas` is the connection to the NATS of limits and budgets, which may be another one."""
+    """Implements `GatewayState` over connections to NATS.
+
+    `client` is connected to the NATS of the gateway, and `quotas` to that of limits and budgets. Without `quotas.nats`
+    in the settings both are the same connection. `replicas` is the number of replicas of new streams and buckets.
+    """
 
     def __init__(self, bootstrap: Bootstrap, client: BusClient, quotas: BusClient, replicas: int) -> None:
         self._client = client
@@ -85,12 +92,9 @@ class NatsState:
         self._patience = Patience(client)
         clock = ServerClock()
         self.time = clock.time
-        limits, budgets = RecordStore(LIMITS), RecordStore(BUDGETS)
         quota_replicas = replicas if quotas is client else quotas.bus.nats.replicas or 1
-        limits.connect(quotas, quota_replicas)
-        budgets.connect(quotas, quota_replicas)
-        self.limits: Records = limits
-        self.budgets: Records = budgets
+        self.limits: Records = _connected_records(LIMITS, quotas, quota_replicas)
+        self.budgets: Records = _connected_records(BUDGETS, quotas, quota_replicas)
         self.tokens: ListedRecords = stored_tokens(client, replicas)
         self.rows = NatsRows(self._patience, replicas)
         self.monitor = QuotaMonitor(quotas, clock, bootstrap.health, quota_replicas)
@@ -100,15 +104,21 @@ class NatsState:
         return PartedTexts(self._patience, replace(text_bucket(bucket), ttl_s=ttl_s, replicas=self._replicas))
 
     async def session_key(self) -> bytes:
-        """See `GatewayState`; it is derived from that of the executors, whose cursors differ."""
+        """Return the key of session identities and cursors, which is derived from the key of the executors.
+
+        So a cursor of the gateway is of no use with an executor, and the other way round. Raises Unavailable.
+        """
         return derived_key(await shared_session_key(self._client, self._replicas), "gateway")
 
     @asynccontextmanager
     async def operated(
         self, name: str, use: Callable[[Switches], None], snapshot: Callable[[], Mapping[str, Any]]
     ) -> AsyncIterator[None]:
-        """See `GatewayState`. The snapshot holds `name`. The switches are read first: no call runs before."""
-        del name
+        """While the context is open pass an operator's switches to `use`, and answer requests for statistics.
+
+        The switches are read before the context opens, so that no call runs without them. Raises Unavailable.
+        """
+        del name  # the snapshot holds it
         switches = SwitchMonitor(self._client, use)
         await switches.load()
         following = in_background(switches.run(), "switches")
@@ -120,21 +130,28 @@ class NatsState:
             await asyncio.wait([following])
 
 
+def _connected_records(bucket: BucketSpec, client: BusClient, replicas: int) -> RecordStore:
+    records = RecordStore(bucket)
+    records.connect(client, replicas)
+    return records
+
+
 @asynccontextmanager
 async def open_nats_state(
     bootstrap: Bootstrap, on_unavailable: Callable[[str], None] | None = None
 ) -> AsyncIterator[NatsState]:
-    """Connect to the NATS of the settings, and to that of the quotas; wait while one is unavailable.
+    """Connect to the NATS of the settings, and to that of the quotas if it is another one.
 
-    `on_unavailable` is told why. Raises Unavailable if TLS is required and no server offers it.
+    While one of them is unavailable, this waits, and tells `on_unavailable` why. Raises Unavailable if TLS is required
+    and no server offers it.
     """
     async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(
-            connected(replace(gateway_bus(bootstrap.bus), on_trouble=on_unavailable))
-        )
+        bus = replace(gateway_bus(bootstrap.bus), on_trouble=on_unavailable)
+        client = await stack.enter_async_context(connected(bus))
         quotas = client
         if bootstrap.quotas is not None:
-            quotas = await stack.enter_async_context(connected(replace(bootstrap.quotas, on_trouble=on_unavailable)))
+            quotas_bus = replace(bootstrap.quotas, on_trouble=on_unavailable)
+            quotas = await stack.enter_async_context(connected(quotas_bus))
         bootstrap.health.dependencies[QUOTAS] = Dependency()
         state = NatsState(bootstrap, client, quotas, await replica_count(client, bootstrap.durable))
         await state.monitor.check()  # sets the clock
@@ -146,53 +163,29 @@ async def open_nats_state(
             await asyncio.wait([monitoring])
 
 
-class _Sums:
-    """Figures of an agent's calls by hour and tool; `read_to` is the last row that was counted."""
-
-    def __init__(self, stream_created: object) -> None:
-        self.stream_created = stream_created
-        self.read_to = 0
-        self.hours: dict[int, dict[str, dict[str, int]]] = {}
-
-    def add(self, sequence: int, row: CallRow) -> None:
-        self.read_to = sequence
-        tools = self.hours.setdefault(int(row.at // _HOUR_S), {})
-        figures = tools.setdefault(row.tool, dict.fromkeys(FIGURES, 0))
-        added = (1, row.tokens, row.requests, row.cached, row.error_code is not None, row.truncated, row.retries)
-        for name, value in zip(FIGURES, added, strict=True):
-            figures[name] += value
-
-    def by_tool(self, since: float) -> list[dict[str, Any]]:
-        oldest = time.time() // _HOUR_S - CALLS_DAYS * 24
-        self.hours = {hour: tools for hour, tools in self.hours.items() if hour >= oldest}
-        first = since // _HOUR_S
-        sums: dict[str, dict[str, int]] = {}
-        for tools in (tools for hour, tools in self.hours.items() if hour >= first):
-            for tool, figures in tools.items():
-                known = sums.setdefault(tool, dict.fromkeys(FIGURES, 0))
-                for name, value in figures.items():
-                    known[name] += value
-        ordered = sorted(sums.items(), key=lambda each: (-each[1]["tokens"], each[0]))
-        return [{"tool": tool, **figures} for tool, figures in ordered]
-
-
 class NatsRows:
-    """Rows of calls in a stream; see `CallRows`."""
+    """Rows of calls in a stream (`CallRows`), which drops rows that are older than 90 days, and the oldest when full.
+
+    Every method raises Unavailable.
+    """
 
     def __init__(self, patience: Patience, replicas: int = 1) -> None:
         self._patience = patience
         self._stream = replace(CALLS, replicas=replicas)
-        self._sums: LRUCache[tuple[str, str], _Sums] = LRUCache(_MAX_SUMMED)
+        self._sums: LRUCache[tuple[str, str], _Sums] = LRUCache(_MAX_AGENTS)  # by project and agent
         self._reading = asyncio.Lock()
 
     async def store(self, row: CallRow) -> None:
-        """Store a row."""
+        """Publish a row to the stream."""
         subject = f"{CALLS.prefix}.{row.project}.{row.agent}.{row.tool_call_id}"
         with self._patience.errors():
             await self._stream.publish(self._patience.client, subject, orjson.dumps(asdict(row)))
 
     async def by_tool(self, project: str, agent: str, since: float) -> list[dict[str, Any]]:
-        """See `CallRows`; counts whole hours. A process reads each row once, for one request after the other."""
+        """Return the figures of an agent's calls since the hour of `since`, by tool, the most expensive first.
+
+        A process reads each row once and remembers the sums; so one request after the other is served.
+        """
         async with self._reading:
             with self._patience.errors():
                 created = await self._stream.created(self._patience.client)
@@ -206,7 +199,7 @@ class NatsRows:
         return sums.by_tool(since)
 
     async def of_project(self, project: str, call_id: str = "*") -> list[CallRow]:
-        """Return the rows of a project, or only that of one call. Raises Unavailable."""
+        """Return the rows of a project, or only the row of one call."""
         with self._patience.errors():
             if await self._stream.created(self._patience.client) is None:
                 return []
@@ -214,19 +207,66 @@ class NatsRows:
             return [row async for _, row in rows]
 
     async def _rows(self, subject: str, first: int) -> AsyncGenerator[tuple[int, CallRow], None]:
+        """Yield sequence and row of the messages whose subject matches, from the sequence `first` on."""
         held = held_messages(self._patience.client, CALLS.name, f"{CALLS.prefix}.{subject}", first)
         with self._patience.errors():
             async with aclosing(held):
                 async for each in held:
-                    if (row := _decoded(each.data)) is not None:
+                    row = _decoded(each.data)
+                    if row is not None:
                         yield each.sequence, row
 
 
+class _Sums:
+    """Figures of an agent's calls, summed up by hour and tool.
+
+    - `stream_created`: when the stream of the rows was created. In a new stream the sequences begin anew.
+    - `read_to`: sequence in the stream of the last row that was counted.
+    - `hours`: hour since the epoch → tool → name of the figure → sum.
+    """
+
+    def __init__(self, stream_created: object) -> None:
+        self.stream_created = stream_created
+        self.read_to = 0
+        self.hours: dict[int, dict[str, dict[str, int]]] = {}
+
+    def add(self, sequence: int, row: CallRow) -> None:
+        """Count a row."""
+        self.read_to = sequence
+        tools = self.hours.setdefault(int(row.at // _HOUR_S), {})
+        figures = tools.setdefault(row.tool, dict.fromkeys(FIGURES, 0))
+        is_error = row.error_code is not None
+        # In the order of FIGURES.
+        added = (1, row.tokens, row.requests, row.cached, is_error, row.truncated, row.retries)
+        for name, value in zip(FIGURES, added, strict=True):
+            figures[name] += value
+
+    def by_tool(self, since: float) -> list[dict[str, Any]]:
+        """Return the figures from the hour of `since` on, by tool, the most expensive first; forget expired hours."""
+        oldest = time.time() // _HOUR_S - CALLS_DAYS * 24
+        self.hours = {hour: tools for hour, tools in self.hours.items() if hour >= oldest}
+        first = since // _HOUR_S
+        sums: dict[str, dict[str, int]] = {}
+        for hour, tools in self.hours.items():
+            if hour >= first:
+                _add_up(sums, tools)
+        ordered = sorted(sums.items(), key=lambda each: (-each[1]["tokens"], each[0]))
+        return [{"tool": tool, **figures} for tool, figures in ordered]
+
+
+def _add_up(sums: dict[str, dict[str, int]], tools: Mapping[str, Mapping[str, int]]) -> None:
+    """Add the figures of each tool to its sums."""
+    for tool, figures in tools.items():
+        sum_of_tool = sums.setdefault(tool, dict.fromkeys(FIGURES, 0))
+        for name, value in figures.items():
+            sum_of_tool[name] += value
+
+
 def _decoded(data: bytes) -> CallRow | None:
-    """Return a row; None for what is damaged or of a newer version, which else would hide all others for good."""
+    """Return a row; None if it is damaged or of a newer version: the others are to be counted still."""
     try:
         row = _ROW.validate_json(data, strict=True)
-        datetime.fromtimestamp(row.at, UTC)
+        datetime.fromtimestamp(row.at, UTC)  # raises ValueError or OverflowError for a time that has no date
     except (ValidationError, ValueError, OverflowError):
         log.warning(
             "a message in %s is no row of a call, or of a newer version; it is not counted",

@@ -12,19 +12,19 @@ from openapi_tool.gateway.state import GatewayState
 from openapi_tool.state.sqlite import StateFile
 
 NATS = Path("nats")
-"""Instead of the path of a state file: the state is in the NATS of the settings."""
+"""Stands for the path of a state file if the state is in the NATS of the settings."""
 
 
 @asynccontextmanager
 async def open_state(
     bootstrap: Bootstrap, where: Path, on_unavailable: Callable[[str], None] | None = None
 ) -> AsyncIterator[GatewayState]:
-    """Open the state until the context ends; wait while NATS is unavailable, of which `on_unavailable` is told.
+    """Open the state until the context ends. While NATS is unavailable, this waits, and tells `on_unavailable` why.
 
     Raises StateUnusable, Unavailable.
     """
     if where == NATS:
-        from openapi_tool.gateway.nats_state import open_nats_state  # noqa: PLC0415 - drivers that a file needs not
+        from openapi_tool.gateway.nats_state import open_nats_state  # noqa: PLC0415 - drivers that a file does not need
 
         async with open_nats_state(bootstrap, on_unavailable) as state:
             yield state

@@ -25,8 +25,8 @@ class Quotas:
 
 @asynccontextmanager
 async def shared_quotas(bootstrap: Bootstrap, state: GatewayState) -> AsyncIterator[Quotas]:
-    """Yield limits and budgets; at the end they give back what they have taken and not used."""
-    name = secrets.token_hex(5)  # of this process in the records
+    """Yield limits and budgets; at the end they give back to the shared records what they have taken and not used."""
+    name = secrets.token_hex(5)  # of this process in the shared records
     settings = bootstrap.settings
     limits, accounts = state.limits, state.budgets
     limiter = Limiter(name, settings.limits, limits, state.time, key_failure, settings.fairness.weights)

@@ -1,4 +1,4 @@
-"""Results as clients read them, whatever the protocol."""
+"""Results of a gateway as clients read them, whatever the protocol: as one text, or as an object."""
 
 from __future__ import annotations
 
@@ -25,27 +25,29 @@ STRUCTURE: Mapping[str, Any] = {
     },
     "required": ["content"],
 }
-"""JSON schema of `structure`."""
+"""JSON schema of the object that `structure` returns."""
 
+# Facts of an answer that the structure has, too, if they are known.
 _IN_STRUCTURE = ("state", "usage", "truncated", "next_cursor", "cached", "budget")
 
 
 def text_of(answer: Answer) -> str:
-    """Return what a model reads; of a failed call its code and what to do."""
+    """Return what a model reads. For a failed call that is its error code, and what the model is to do."""
     fields = answer.fields
     if fields.error is not None:
         return f"{fields.error['code']}: {fields.error['message']}"
     result = fields.result
-    if isinstance(result, dict) and isinstance(result.get("content"), str):  # of `result_format: object`
+    if isinstance(result, dict) and isinstance(result.get("content"), str):  # with `result_format: object`
         return str(result["content"])
     return as_model_reads({"status": fields.status, "result": result, "error": None})
 
 
 def structure(answer: Answer) -> dict[str, Any]:
-    """Return the result as an object: the text, and what is known of it."""
+    """Return the result as an object: the text that a model reads, and what is known of the result."""
     fields = answer.fields
     facts = answer.facts
-    result = {"content": text_of(answer)} | {name: facts[name] for name in _IN_STRUCTURE if name in facts}
+    known = {name: facts[name] for name in _IN_STRUCTURE if name in facts}
+    result = {"content": text_of(answer), **known}
     if fields.error is not None:
         result["error"] = dict(fields.error)
     return result

@@ -11,7 +11,11 @@ from openapi_tool.state.port import ListedRecords, Records, TextSets
 from openapi_tool.tools.switches import Switches
 
 LIMITS_TTL_S = 2 * 3600
-BUDGETS_TTL_S = 40 * 86_400  # longer than the month of a budget
+"""Seconds after its last change for which a limit's record is kept."""
+
+BUDGETS_TTL_S = 40 * 86_400
+"""Seconds after its last change for which a budget's record is kept: longer than the month of a budget."""
+
 TOKENS = "tokens"
 """Name of the bucket of tokens."""
 
@@ -29,8 +33,8 @@ class CallRows(Protocol):
 class GatewayState(Protocol):
     """What the processes of a gateway share; every method raises Unavailable.
 
-    `time` returns the seconds since the epoch by which all of them count. The records of `limits` and `budgets` may be
-    shared with a kernel's executors.
+    `time` returns the seconds since the epoch, from one clock for all these processes. The records of `limits` and
+    `budgets` may be shared with a kernel's executors, too.
     """
 
     time: Callable[[], float]
@@ -62,5 +66,6 @@ class GatewayState(Protocol):
     ) -> AbstractAsyncContextManager[None]:
         """While the context is open pass an operator's switches to `use`, and answer requests for statistics.
 
-        `name` is that of this process. Before the switches have been read no tool may run.
+        `name` is the name of this process, and `snapshot` returns its statistics. Until the switches have been read no
+        tool may run.
         """

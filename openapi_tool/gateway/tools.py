@@ -1,4 +1,4 @@
-"""Tools of a gateway: the built-in ones, or the definitions of a folder, which is watched."""
+"""Tools of a gateway: the built-in ones, or those that the files of a folder define; the folder is watched."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class ToolsInvalid(ExecutorError):
 
 @dataclass(frozen=True, slots=True)
 class GatewayTool:
-    """Definition, and the tool as a client is shown it. Its name has no dots, which some clients refuse."""
+    """A tool as a client is shown it, and its definition. The name has no dots, which some clients refuse."""
 
     shown: ShownTool
     definition: ToolDefinition
 
     @property
     def name(self) -> str:
-        """Name for clients, from which the definition's follows (`unmangled`)."""
+        """Name for clients; `tool_names.unmangled` returns the definition's name for it."""
         return self.shown.name
 
 
@@ -57,9 +57,10 @@ def built_in_tools() -> Tools:
 
 @dataclass(frozen=True, slots=True)
 class ToolFolder:
-    """Folder with definitions in YAML, also in folders below it; names with a dot in front are skipped.
+    """Folder with definitions in YAML, also in folders below it.
 
-    A mounted ConfigMap has each file twice: as a link, and in a hidden folder to which the links lead.
+    Files and folders with a dot in front are skipped: a mounted ConfigMap has each file twice, as a link and in a
+    hidden folder to which the link leads. The definitions are checked against `limits` and `url_policy`.
     """
 
     path: Path
@@ -67,18 +68,22 @@ class ToolFolder:
     url_policy: UrlPolicy
 
     def __iter__(self) -> Iterator[Path]:
-        """Iterate over its files. Raises ToolsInvalid if they cannot be listed, as while a folder is deleted."""
+        """Iterate over the files with definitions, in the order of their names.
+
+        Raises ToolsInvalid if they cannot be listed, for example while the folder is being deleted.
+        """
         try:
-            return iter(sorted(file for file in self.path.rglob("*") if self._is_definition(file)))
+            files = [file for file in self.path.rglob("*") if self._is_definition(file)]
         except OSError as error:
             raise ToolsInvalid(f"{error.filename or self.path}: cannot be listed: {error.strerror or error}") from error
+        return iter(sorted(files))
 
     def _is_definition(self, file: Path) -> bool:
         is_hidden = any(name.startswith(".") for name in file.relative_to(self.path).parts)
         return file.suffix in _SUFFIXES and not is_hidden and file.is_file()
 
     def load(self) -> Tools:
-        """Return the tools. Raises ToolsInvalid with every mistake."""
+        """Return the tools. Raises ToolsInvalid, which lists every mistake."""
         files = list(self)
         if not files or len(files) > _MAX_FILES:
             named = " or ".join(_SUFFIXES)
@@ -90,24 +95,28 @@ class ToolFolder:
         return _by_name(tools)
 
     def _read(self, file: Path, problems: list[str]) -> Iterator[GatewayTool]:
+        """Yield the tools of a file; append its mistakes to `problems`."""
         try:
             text = read_regular_file(file, MAX_BYTES).decode("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             problems.append(f"{file}: cannot be read: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}")
             return
         for source in read_sources(text):
-            found = [each for each in source_problems(source, self.limits, self.url_policy) if not each.warning]
-            for problem in found:
-                line, column = source.position(problem.path)
-                problems.append(f"{file}:{line}:{column}: {problem.where}: {problem.message}")
-            if not found and isinstance(source.document, dict):
+            found = source_problems(source, self.limits, self.url_policy)
+            mistakes = [problem for problem in found if not problem.warning]
+            for mistake in mistakes:
+                line, column = source.position(mistake.path)
+                problems.append(f"{file}:{line}:{column}: {mistake.where}: {mistake.message}")
+            if not mistakes and isinstance(source.document, dict):
                 yield _tool(source.document)
 
 
 def _tool(document: Mapping[str, JsonValue]) -> GatewayTool:
+    """Return the tool of a definition, a document in the form in which a kernel registers tools."""
     built_in = parse_definition(stored_record(document)).built_in
     row = complete(document, built_in)
-    # A client may show a model the whole structure of a result: with `object` its state is bounded, too.
+    # With the format `object` the size of the result's state is bounded, too. A gateway needs that, as a client may
+    # show a model the whole structure of a result.
     definition = replace(parse_definition(stored_record(row)), result_format="object")
     shown = defined(row, definition)
     name = mangled(shown.name)
@@ -115,6 +124,7 @@ def _tool(document: Mapping[str, JsonValue]) -> GatewayTool:
 
 
 def _by_name(tools: list[GatewayTool]) -> Tools:
+    """Return tools by name. Raises ToolsInvalid if two have the same."""
     try:
         without_duplicates(tool.shown for tool in tools)
     except DuplicateName as error:
@@ -123,17 +133,22 @@ def _by_name(tools: list[GatewayTool]) -> Tools:
 
 
 async def watch(folder: ToolFolder, use: Callable[[Tools], Awaitable[None]]) -> None:
-    """Pass the tools to `use` whenever they changed and are valid; invalid ones change nothing. No error ends it."""
-    watcher, changed, scan_failed = None, False, False
+    """Pass the tools to `use` whenever they have changed and are valid; invalid ones change nothing.
+
+    No error ends this task, as no further change would take effect.
+    """
+    watcher: FileWatcher | None = None
+    is_scanned = True  # the last scan of the folder succeeded
     while True:
         try:
-            scan_failed_before, scan_failed = scan_failed, True
+            must_reload = not is_scanned  # what changed during a failed scan is unknown
+            is_scanned = False
             if watcher is None:
                 watcher = await asyncio.to_thread(FileWatcher, folder)
             else:
-                changed = await asyncio.to_thread(watcher.changed)
-            scan_failed = False
-            if changed or scan_failed_before:
+                must_reload |= await asyncio.to_thread(watcher.changed)
+            is_scanned = True
+            if must_reload:
                 await _reload(folder, use)
         except ToolsInvalid as invalid:
             log.error(  # noqa: TRY400 - an operator's mistake, not a defect
@@ -141,7 +156,7 @@ async def watch(folder: ToolFolder, use: Callable[[Tools], Awaitable[None]]) -> 
                 invalid,
                 extra={"action": "tools.reload_failed"},
             )
-        except Exception:  # a defect; without this task no change would take effect
+        except Exception:  # a defect
             log.exception("internal error in the reload of the tools", extra={"action": "tools.reload_failed"})
         await asyncio.sleep(POLL_S)
 

@@ -15,7 +15,7 @@ FIGURES = {
     "truncated": "sum(truncated)",
     "retries": "sum(retries)",
 }
-"""Name and SQL of each figure."""
+"""Name of each figure, and its SQL over the rows of the table `calls`."""
 
 COLUMNS = ", ".join(f"{sql} AS {name}" for name, sql in FIGURES.items())
 

@@ -25,23 +25,27 @@ from typing import Any
 
 from openapi_tool.local.guard import Guard
 
-START_S = 20.0
-STOP_S = 10.0
+START_S = 20.0  # for which a server may take to come up
+STOP_S = 10.0  # for which a server may take to stop; then it is killed
 _POLL_S = 0.01
 _LOG_TAIL_CHARS = 2000
-_PORTS: Sequence[int] = range(20_000, 32_768)
+_PORTS: Sequence[int] = range(20_000, 32_768)  # above most services, and below Linux's ephemeral ports
 _PORTS_TO_TRY = 200
 _returned_ports: deque[int] = deque(maxlen=1_000)
 _random = random.SystemRandom()  # forked processes choose differently
 
 
 class ServerFailed(Exception):
-    """The message ends with the last lines of the server's log."""
+    """A server cannot be started; if its process was, the message ends with the last lines of the server's log."""
 
 
 @dataclass
 class ServerProcess:
-    """One child process, which may be started again. `identity` are options of Popen that run it as another user."""
+    """One child process, which may be started again.
+
+    `guard` stops the process if this one ends without doing so. Standard output and error are appended to `log`.
+    `identity` are options of Popen that run the process as another user.
+    """
 
     name: str
     command: Sequence[str | Path]
@@ -64,7 +68,7 @@ class ServerProcess:
         return self._process
 
     def start(self, ready: Callable[[], bool]) -> None:
-        """Start it, and wait until `ready`. Raises ServerFailed."""
+        """Start the process, and wait until `ready` returns True. Raises ServerFailed."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self.command,
@@ -85,21 +89,22 @@ class ServerProcess:
     def log_tail(self) -> str:
         """Return the end of the log, of JSON lines only the messages of warnings and errors."""
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
-        return "\n".join(filter(None, map(_message, lines)))[-_LOG_TAIL_CHARS:]
+        messages = [message for message in map(_message, lines) if message]
+        return "\n".join(messages)[-_LOG_TAIL_CHARS:]
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal."""
         self._running().send_signal(number)
 
     def stop(self) -> int:
-        """Ask it to stop, as `wait` does."""
+        """Ask the process to stop; return its exit code, 0 if it was never started. It is killed if it is late."""
         if self._process is None:
             return 0
         self.signal(self.stop_signal)
         return self.wait(STOP_S)
 
     def wait(self, seconds: float) -> int:
-        """Wait for the exit code; kill the process if it is late."""
+        """Wait for the process to end, and return its exit code. It is killed if it is late."""
         try:
             return self._running().wait(seconds)
         except subprocess.TimeoutExpired:
@@ -125,6 +130,7 @@ class ServerProcess:
 
 
 def _message(line: str) -> str:
+    """Return what a line of a log says; of a JSON line the message of a warning or an error, else an empty text."""
     if not line.startswith("{"):
         return line
     try:
@@ -158,12 +164,12 @@ def accepts(port: int) -> bool:
 
 
 class EmbeddedServer:
-    """Server with one process; None before the first start."""
+    """Server with one process. `process` is None before the first start."""
 
     process: ServerProcess | None = None
 
     def stop(self) -> None:
-        """Stop it, if it was started."""
+        """Stop the server, if it was started."""
         if self.process is not None:
             self.process.stop()
 
@@ -201,7 +207,7 @@ class NatsServer(EmbeddedServer):
         self.url = ""
 
     def start(self) -> None:
-        """Start it. Raises ServerFailed."""
+        """Start the server. Raises ServerFailed."""
         # nats-server writes a new .ports file once it listens.
         for old in self._folder.glob("*.ports"):
             old.unlink()
@@ -280,7 +286,7 @@ class PostgresServer(EmbeddedServer):
             raise ServerFailed(f"the user that PostgreSQL runs as cannot reach {parent}; choose another folder")
         if not self._data.exists():
             self._make_cluster()
-        if not self.port:
+        if not self.port:  # all but the last attempt
             for _ in range(_POSTGRES_PORTS_TO_TRY - 1):
                 with contextlib.suppress(ServerFailed):  # another process may have taken the port first
                     self._start_on(free_port())

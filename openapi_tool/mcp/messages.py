@@ -1,4 +1,7 @@
-"""What is wrong with a client's message although the SDK would take it, or answer in the words of a library."""
+"""Mistakes in a client's message for which the SDK has no usable answer.
+
+The SDK would take the message for another kind of message, or answer with the text of a library's error.
+"""
 
 from __future__ import annotations
 
@@ -18,5 +21,5 @@ def problem_of(message: bytes) -> str:
     request_id = value["id"]
     if isinstance(request_id, str | int) and not isinstance(request_id, bool):
         return ""
-    # The SDK takes it for a notification, and so the client would wait for an answer.
+    # The SDK takes such a request for a notification and does not answer it; so the client would wait for ever.
     return "the id of a request must be a text or a whole number"

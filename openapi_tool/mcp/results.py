@@ -9,7 +9,7 @@ from openapi_tool.gateway.results import STRUCTURE, structure, text_of
 from openapi_tool.gateway.tools import GatewayTool
 
 CALL_ID = "openapi-tool/tool_call_id"
-"""Name in the `_meta` of a result."""
+"""Name under which the `_meta` of a result has the id by which `inspect` finds the call."""
 
 _ANNOTATIONS = ToolAnnotations(read_only_hint=True, open_world_hint=True)
 
@@ -27,9 +27,10 @@ def as_mcp_tool(tool: GatewayTool, *, structured: bool) -> Tool:
 
 
 def as_mcp_result(answer: Answer, *, structured: bool) -> CallToolResult:
-    """Return a result as one text, which is what a model reads; a failed call says its code and what to do.
+    """Return a result as one text, which is what a model reads. That of a failed call has its code and what to do.
 
-    With `structured` its structure holds that text, too: some clients show a model only the structure, if there is one.
+    With `structured` the result has a structure, too, which repeats the text: some clients show a model only the
+    structure, if there is one.
     """
     return CallToolResult(
         content=[TextContent(text=text_of(answer))],

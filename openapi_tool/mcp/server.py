@@ -1,4 +1,8 @@
-"""MCP server over a gateway, for any transport and both protocol eras (2026-07-28, and 2025 with its handshake)."""
+"""MCP server over a gateway, for any transport and both protocol eras.
+
+Clients of the version 2026-07-28 send requests without a handshake, and subscribe to changes. Clients of the versions
+of 2025 begin with a handshake.
+"""
 
 from __future__ import annotations
 
@@ -33,17 +37,19 @@ from openapi_tool.mcp.results import as_mcp_result, as_mcp_tool
 from openapi_tool.tools.exports import system_role
 
 NAME = "openapi-tool"
-_PROGRESS_S = 1.0  # between two notifications of the progress of a call
+_PROGRESS_S = 1.0  # between two reports of a call's progress
 
 Context = ServerRequestContext[Any, Any]
 OnAnswer = Callable[[RequestId, Answer], None]
-"""Called with each answer before it is sent, so that a transport can say that nobody took it."""
+"""Called with the id of a request and its answer, before it is sent: the transport finds out whether it is taken."""
 
 
 class McpServer:
-    """MCP server whose callers are named by `caller_of`, from what a transport knows of a request.
+    """MCP server over a gateway.
 
-    With `structured` tools and results have a structure beside the text. `on_answer` is the transport's.
+    - `caller_of`: returns who calls, from what the transport knows of a request.
+    - `structured`: whether tools and results have a structure beside the text.
+    - `on_answer`: is called with each answer before it is sent.
     """
 
     def __init__(
@@ -63,7 +69,7 @@ class McpServer:
         self._handshaken: ServerSession | None = None  # of the last client with a handshake that has listed the tools
 
     def server(self, described: Sequence[GatewayTool]) -> Server[Any]:
-        """Return the low-level server, whose instructions for models describe these tools."""
+        """Return the SDK's server. Its instructions for models describe these tools."""
         shown = [tool.shown for tool in described]
         return Server(
             NAME,
@@ -78,22 +84,28 @@ class McpServer:
         )
 
     def _schema_of(self, name: str) -> Mapping[str, Any] | None:
-        """Return a tool's schema, for the SDK's check of headers; else it would list all tools for each call."""
+        """Return the schema of a tool's arguments, with which the SDK checks the headers of a call.
+
+        Without this function the SDK would list all tools for each call.
+        """
         return next((tool.shown.parameters for tool in self._gateway.tools if tool.name == name), None)
 
     async def tools_changed(self) -> None:
-        """Notify the clients that want to hear of it; those of 2026-07-28 subscribe."""
+        """Notify the clients that have subscribed, and the last one with a handshake that has listed the tools."""
         await self._events.publish(ToolsListChanged())
         if self._handshaken is not None:
             with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
                 await self._handshaken.send_tool_list_changed()
 
     def end_subscriptions(self) -> None:
-        """End the open streams of clients that subscribed, as the server is about to stop."""
+        """End the open streams of clients that have subscribed; called when the server is about to stop."""
         self._listeners.close()
 
     async def _listen(self, context: Context, params: SubscriptionsListenRequestParams) -> SubscriptionsListenResult:
-        """Serve a subscription to what can change, the tools: a filter of a megabyte is neither kept nor sent back."""
+        """Serve a subscription to changes of the tools, as nothing else can change.
+
+        The rest of the client's filter may be as large as a megabyte, and is neither kept nor sent back.
+        """
         tools_alone = SubscriptionFilter(tools_list_changed=params.notifications.tools_list_changed)
         return await self._listeners(context, params.model_copy(update={"notifications": tools_alone}))
 
@@ -120,7 +132,10 @@ def initialization(server: Server[Any]) -> InitializationOptions:
 
 @asynccontextmanager
 async def _reported(context: Context) -> AsyncIterator[Callable[[RunningCall], None]]:
-    """Report the progress of the call that the yielded function gets; nothing is sent to a client that did not ask."""
+    """Yield a function that gets a running call. The call's progress is reported until the context ends.
+
+    The SDK sends a report only to a client that has asked for progress.
+    """
     reporting: list[asyncio.Task[None]] = []
 
     def started(running: RunningCall) -> None:
@@ -134,10 +149,13 @@ async def _reported(context: Context) -> AsyncIterator[Callable[[RunningCall], N
 
 
 async def _report(session: ServerSession, running: RunningCall) -> None:
-    """Report every second. Progress must grow each time, so the time that an item takes counts as a part of it."""
-    done = 0
+    """Report the progress of a call every second.
+
+    MCP wants progress to grow with each report. So each report counts a part of the item that is not done yet.
+    """
+    done = 0  # items at the last report
     waited = 0  # reports since the last item was done
-    with suppress(Exception):  # the client is gone: the call itself ends by that
+    with suppress(Exception):  # the client is gone, which ends the call, too
         while True:
             await asyncio.sleep(_PROGRESS_S)
             progress = running.progress
@@ -150,6 +168,9 @@ async def _report(session: ServerSession, running: RunningCall) -> None:
 
 
 def _message(progress: CallProgress) -> str:
-    of = f"{progress.done} of {progress.items} done" if progress.items > 1 else ""
-    waits = "waiting for a permit of the rate limit, or for a retry" if progress.waits else ""
-    return ", ".join(filter(None, (of, waits))) or "waiting for the upstream"
+    parts = []
+    if progress.items > 1:
+        parts.append(f"{progress.done} of {progress.items} done")
+    if progress.waits:
+        parts.append("waiting for a permit of the rate limit, or for a retry")
+    return ", ".join(parts) or "waiting for the upstream"

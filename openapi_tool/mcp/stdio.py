@@ -38,25 +38,35 @@ from openapi_tool.mcp.messages import problem_of
 log = logging.getLogger(__name__)
 
 MAX_LINE_BYTES = 2**20
-"""Four times the largest arguments: a message is parsed in the event loop, and its values take many times its size."""
+"""Largest message: four times the largest arguments.
+
+The size is bounded since a message is parsed in the event loop, and its values take many times its size in memory.
+"""
 
 MAX_UNANSWERED = 256
-"""Requests without an answer, beyond which nothing is read: a client that does not read its answers waits."""
+"""So many requests may be without an answer. Then nothing more is read, until the client has read some answers."""
+
+
+_STDIN, _STDOUT, _STDERR = 0, 1, 2  # file descriptors
 
 
 class StdioTransport:
-    """Streams for `Server.run`. `untaken` gets the answers that could not be written."""
+    """Streams for `Server.run` of the SDK.
+
+    It reads lines from `source` and writes to the file descriptor `sink`. `untaken` gets the answers that could not be
+    written, or were not sent because the client had cancelled the call.
+    """
 
     def __init__(self, source: BufferedReader, sink: int, untaken: Callable[[Answer], None]) -> None:
         self._source = source
         self._sink = sink
         self._untaken = untaken
-        # Threads of their own: each may be blocked by the client until the process ends.
+        # Each has its own thread, which the client may block until the process ends.
         self._reader = ThreadPoolExecutor(1, "stdin")
         self._writer = ThreadPoolExecutor(1, "stdout")
-        self._unanswered = asyncio.Semaphore(MAX_UNANSWERED)
-        self._answers: dict[RequestId, Answer] = {}
-        self._failed = asyncio.Event()
+        self._unanswered = asyncio.Semaphore(MAX_UNANSWERED)  # one permit for each request without an answer
+        self._answers: dict[RequestId, Answer] = {}  # to be written, of those that may be stored
+        self._failed = asyncio.Event()  # a write failed: the client has closed its end
 
     def on_answer(self, request_id: RequestId, answer: Answer) -> None:
         """Remember an answer until it is written."""
@@ -65,7 +75,10 @@ class StdioTransport:
 
     @asynccontextmanager
     async def streams(self, stop: asyncio.Event) -> AsyncIterator[tuple[Any, _Output]]:
-        """Yield the streams; the first one ends with the input, a failed write, or `stop`."""
+        """Yield the stream of the client's messages and the stream for the server's.
+
+        The first one ends with the input, after a failed write, or once `stop` is set.
+        """
         send, receive = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         reading = asyncio.create_task(self._read(send), name="stdin")
         ending = [asyncio.create_task(event.wait()) for event in (stop, self._failed)]
@@ -86,6 +99,7 @@ class StdioTransport:
                 self._untaken(answer)
 
     async def _read(self, send: Any) -> None:
+        """Pass the client's messages to the stream `send` until the input ends."""
         loop = asyncio.get_running_loop()
         while line := await loop.run_in_executor(self._reader, self._line):
             message = await self._parsed(line)
@@ -101,16 +115,24 @@ class StdioTransport:
                 return
 
     def _line(self) -> bytes:
-        """Return the next line, empty at the end of the input; of one that is too long the beginning."""
+        """Return the next line, empty at the end of the input.
+
+        Of a line that is too long return the beginning, with more than `MAX_LINE_BYTES`, and skip the rest.
+        """
         line = self._source.readline(MAX_LINE_BYTES + 1)
-        if len(line) <= MAX_LINE_BYTES or line.endswith(b"\n"):
-            return line
-        while (rest := self._source.readline(MAX_LINE_BYTES)) and not rest.endswith(b"\n"):
-            pass
+        if len(line) > MAX_LINE_BYTES and not line.endswith(b"\n"):
+            self._skip_line()
         return line
 
+    def _skip_line(self) -> None:
+        """Read to the end of the line, or of the input."""
+        while True:
+            part = self._source.readline(MAX_LINE_BYTES)
+            if not part or part.endswith(b"\n"):
+                return
+
     async def _parsed(self, line: bytes) -> Any:
-        """Return a message; answer what is none, and return None."""
+        """Return the message of a line. A line that is no message is answered here; then return None."""
         if not line.strip():
             return None
         if len(line) > MAX_LINE_BYTES:
@@ -130,19 +152,21 @@ class StdioTransport:
         return message
 
     async def _refuse(self, code: int, problem: str) -> None:
-        """Answer a line that is no message: without an id, as one that is found in it may be of another request."""
+        """Answer a line that is no message. The answer has no id: one in the line may be of another request."""
         log.warning("refused a message of the client: %s", problem, extra={"action": "mcp.message_refused"})
         error = ErrorData(code=code, message=problem)
         await self.write(JSONRPCError(jsonrpc="2.0", id=None, error=error))
 
     async def _on_unanswered(self, request_id: RequestId) -> None:
+        """Take note that the SDK will send no answer, since the client has cancelled the request."""
         self._unanswered.release()
-        if (answer := self._answers.pop(request_id, None)) is not None:
+        answer = self._answers.pop(request_id, None)
+        if answer is not None:
             self._untaken(answer)
 
     async def write(self, message: Any) -> None:
         """Write a message. Raises anyio.BrokenResourceError if the client has closed its end."""
-        # `id` may be null in an error, which `exclude_unset` keeps.
+        # An error may have the id null. `exclude_unset` keeps it in the message, as `exclude_none` would not.
         data = message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
         try:
             await asyncio.get_running_loop().run_in_executor(self._writer, self._write, data)
@@ -151,12 +175,13 @@ class StdioTransport:
             raise anyio.BrokenResourceError from error
 
     def _write(self, data: bytes) -> None:
+        """Write all bytes; blocks while the client does not read. Raises OSError."""
         view = memoryview(data)
         while view:
             view = view[os.write(self._sink, view) :]
 
     async def send(self, item: SessionMessage) -> None:
-        """Write a message of the server; an answer is then taken."""
+        """Write a message of the server. An answer that has been written counts as taken."""
         message = item.message
         if not isinstance(message, JSONRPCResponse | JSONRPCError):
             await self.write(message)
@@ -170,7 +195,7 @@ class StdioTransport:
 
 
 class _Output:
-    """Write stream of a server."""
+    """Stream to which the SDK's server writes its messages."""
 
     def __init__(self, transport: StdioTransport) -> None:
         self._transport = transport
@@ -191,12 +216,17 @@ class _Output:
 
 
 def claim_standard_streams() -> tuple[BufferedReader, int]:
-    """Return the client's pipes; anything else in this process then reads nothing, and prints to standard error."""
-    source, sink = os.dup(sys.stdin.fileno()), os.dup(sys.stdout.fileno())
+    """Return the client's pipes: a file to read from, and a file descriptor to write to.
+
+    Whatever else in this process reads standard input then finds it empty, and prints to standard error: only messages
+    reach the client.
+    """
+    source = os.dup(sys.stdin.fileno())
+    sink = os.dup(sys.stdout.fileno())
     null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
+    os.dup2(null, _STDIN)
     os.close(null)
-    os.dup2(2, 1)
+    os.dup2(_STDERR, _STDOUT)
     for descriptor in (source, sink):
         os.set_blocking(descriptor, True)
     return os.fdopen(source, "rb"), sink
