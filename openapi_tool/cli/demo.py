@@ -1,4 +1,4 @@
-"""`openapi-tool demo`."""
+"""`openapi-tool demo`: a few calls on an embedded stack, drawn as tables or printed as JSON."""
 
 from __future__ import annotations
 
@@ -92,25 +92,30 @@ def _show(calls: list[CompletedCall], upstream: UpstreamChoice) -> None:
 
 
 def _table(call: CompletedCall) -> Table:
+    """Return the steps of a call, one row for each part of a step."""
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     output = call.tool_output
-    cut = f"yes, {counted(output['artifact_ref']['chars'], 'character')} in all" if output.get("truncated") else "no"
+    cut = "no"
+    if output.get("truncated"):
+        cut = f"yes, {counted(output['artifact_ref']['chars'], 'character')} in all"
+    tokens, requests = output["usage"]["tokens"], output["usage"]["requests"]
+    times = {"placed": 0, **call.steps}
     rows: dict[str, Any] = {
         "arguments": dict(call.arguments),
         "command": call.command["subject"],
         "headers": call.command["headers"],
         "body": call.command["body"],
         **_upstream_rows(call.upstream_requests),
-        "cost": ", ".join(counted(output["usage"][f"{noun}s"], noun) for noun in ("token", "request")),
+        "cost": f"{counted(tokens, 'token')}, {counted(requests, 'request')}",
         "cut": cut,
         "inbox row": {name: call.inbox_row[name] for name in ("inbox_id", "message_type", "status", "payload")},
         "doorbell": call.doorbell["subject"],
         "  headers ": call.doorbell["headers"],
         "  body ": call.doorbell["data"],
         "trace id": call.trace_id,
-        "time": ", ".join(f"{name} {ms} ms" for name, ms in {"placed": 0, **call.steps}.items()),
+        "time": ", ".join(f"{name} {ms} ms" for name, ms in times.items()),
     }
     for name, value in rows.items():
         text = value if isinstance(value, str) or value is None else json.dumps(value, default=json_default)

@@ -1,4 +1,4 @@
-"""`openapi-tool nats permissions` and `sql grants`."""
+"""`openapi-tool nats permissions` and `sql grants`: what logins at NATS and roles of PostgreSQL must be permitted."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from openapi_tool.protocol.subjects import command_stream
 from openapi_tool.settings import Settings, SettingsError, load_settings
 from openapi_tool.telemetry.logs import printable_lines
 
-_STREAM = re.compile(r"[^\s.*>/\\\x00-\x20\x7f]+")
+_STREAM = re.compile(r"[^\s.*>/\\\x00-\x20\x7f]+")  # the names of streams that NATS accepts
 
 
 def permissions(*, user: NatsUser, form: Format, stream: str | None) -> None:
@@ -39,8 +39,8 @@ def permissions(*, user: NatsUser, form: Format, stream: str | None) -> None:
     if stream is not None and not _STREAM.fullmatch(stream):
         fail(f"--stream: {stream!r} cannot be a stream's name")
     settings = load_settings(NO_DATABASE)
-    own_nats = settings.quotas.nats if user is NatsUser.QUOTAS else None
-    nats = own_nats or settings.nats
+    nats_of_quotas = settings.quotas.nats if user is NatsUser.QUOTAS else None
+    nats = nats_of_quotas or settings.nats
     if form is Format.ACCOUNTS:
         if user in (NatsUser.QUOTAS, NatsUser.GATEWAY):
             fail(f"--format accounts: is for operators, and {user} is a login of a service; choose another format")
@@ -64,7 +64,7 @@ _LOGIN_WARNING = (
 
 
 def _accounts(user: NatsUser, settings: Settings, stream: str | None) -> str:
-    """Return the accounts of all users, or that of one operator and what it imports."""
+    """Return the accounts of all users; for an operator only the operator's account, with what it imports."""
     inboxes = {each: each.inbox_prefix(settings.nats.inbox_prefix) for each in NatsUser}
     for_all = user is NatsUser.EXECUTOR
     operators = [each for each in NatsUser if each.is_operator and (for_all or each is user)]
@@ -102,7 +102,8 @@ def _needed(user: NatsUser, settings: Settings, stream: str | None) -> Permissio
 def _gateway(settings: Settings, stream: str) -> Permissions:
     from openapi_tool.gateway import nats_state  # noqa: PLC0415 - no other user needs it
 
-    texts = {nats_state.text_bucket(name).name: "*.*.*" for name in nats_state.TEXT_BUCKETS}  # owner, name, part
+    # Buckets, and the pattern of their keys. A key of a text has its owner, its name and the number of its part.
+    texts = {nats_state.text_bucket(name).name: "*.*.*" for name in nats_state.TEXT_BUCKETS}
     return gateway_permissions(
         {nats_state.TOKEN_BUCKET.name: "*", **texts},
         texts,
@@ -118,7 +119,10 @@ def _formatted(needed: Permissions, form: Format) -> str:
         return json.dumps(needed.as_object())
     if form is Format.SERVER_CONFIG:
         return needed.server_config()
-    return "\n".join(f"{action:<9} {subject}" for action, subjects in asdict(needed).items() for subject in subjects)
+    lines = []
+    for action, subjects in asdict(needed).items():
+        lines += [f"{action:<9} {subject}" for subject in subjects]
+    return "\n".join(lines)
 
 
 _GRANT_OF_READER = {RoleUser.INSPECT: INSPECT, RoleUser.USAGE: USAGE}
