@@ -131,7 +131,7 @@ class ToolRunner:
         """Return the arguments that the call runs with. Raises ToolError.
 
         Four steps: render defaults and separate the model's arguments, check both against the schema, merge them with
-        the fixed values and the secrets, and leave out what nobody knows.
+        the fixed values and the secrets, and leave out arguments that neither the definition nor Jina knows.
         """
         prepared = self._options.arguments.prepare(definition, given, call.identity)
         wait_s = deadline.remaining()
@@ -145,14 +145,14 @@ class ToolRunner:
         """Return what the call asks for: a new result, a later part of an earlier one, or a search in that."""
         wanted = result_request(definition, arguments)
         if wanted.cursor is None:
-            # The backend checks the switch again after each wait for a permit. A reference to the call would make each
-            # call a cycle, which only a collection of garbage frees.
+            # The backend checks the switch again after each wait for a permit. The function must not refer to `call`,
+            # which refers to the function: only a collection of garbage would free such a cycle.
             call.recheck = partial(self._check_switch, call.project, definition.tool_name)
             output = await self._backend.run(definition, arguments, deadline, call)
             return await self._pagination.show(call, definition, output, wanted.max_tokens)
         if wanted.search is None:
             return await self._pagination.later_part(call, definition, wanted.cursor, wanted.max_tokens)
-        # A search reads the whole text and may take seconds, so it needs a time limit of its own.
+        # A search reads the whole text and may take seconds, and nothing in it ends at the deadline by itself.
         async with _search_limit(deadline):
             return await self._pagination.search(call, definition, wanted.search, wanted.cursor, wanted.max_tokens)
 

@@ -58,7 +58,7 @@ class Keys:
         self._keys: dict[str, tuple[Any, str]] = {}  # key and algorithm by the key's id
         self._read_at = -math.inf  # when they were read last
         self._tried_at = -math.inf  # when reading them began last, also in vain
-        self._loading: asyncio.Task[None] | None = None  # that reads them now
+        self._loading: asyncio.Task[None] | None = None  # the task that reads the keys now
 
     async def find(self, key_id: str) -> tuple[Any, str] | None:
         """Return a key and its algorithm. Raises Unavailable if the keys could not be read for too long.
@@ -66,10 +66,12 @@ class Keys:
         Only an unknown key waits for the issuer, which may not answer: known ones are read again in the background.
         """
         is_known = key_id in self._keys
+        should_load = not is_known or self._age_s > FRESH_S
         may_load = self._loading is None and self._clock() - self._tried_at >= RETRY_S
-        if may_load and (not is_known or self._age_s > FRESH_S):
+        if should_load and may_load:
             self._loading = in_background(self._load(), "keys of the issuer")
-        if self._loading is not None and (not is_known or self._is_outdated):
+        must_wait = not is_known or self._is_outdated
+        if must_wait and self._loading is not None:
             await asyncio.shield(self._loading)
         if self._is_outdated:
             raise Unavailable("the keys of the issuer cannot be read")

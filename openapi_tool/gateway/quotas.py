@@ -29,8 +29,10 @@ async def shared_quotas(bootstrap: Bootstrap, state: GatewayState) -> AsyncItera
     name = secrets.token_hex(5)  # of this process in the shared records
     settings = bootstrap.settings
     limits, accounts = state.limits, state.budgets
+    # `key_failure` makes the error of a call whose key Jina has refused.
     limiter = Limiter(name, settings.limits, limits, state.time, key_failure, settings.fairness.weights)
-    limiter.keys.set_secrets(bootstrap.secrets)
+    limiter.keys.set_secrets(bootstrap.secrets)  # from which the limiter takes the keys of a pool
+    # A call waits for a budget for at most the same share of its time as for a permit.
     budgets = Budgets(name, settings.budgets, accounts, state.time, limiter.max_wait_share)
     with suppress(Unavailable):  # blocked keys are then detected by their next refusal
         await limiter.keys.load()

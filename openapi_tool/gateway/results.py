@@ -21,13 +21,14 @@ STRUCTURE: Mapping[str, Any] = {
         "truncated": {"type": "boolean"},
         "next_cursor": {"type": ["string", "null"], "description": "Argument `cursor` of the call for the next part."},
         "cached": {"type": "boolean"},
+        "budget": {"type": "object", "description": "What is left of each budget, by its name."},
         "error": {"type": "object", "description": "Code and message of a failed call."},
     },
     "required": ["content"],
 }
 """JSON schema of the object that `structure` returns."""
 
-# Facts of an answer that the structure has, too, if they are known.
+# Facts of an answer that `structure` takes over.
 _IN_STRUCTURE = ("state", "usage", "truncated", "next_cursor", "cached", "budget")
 
 

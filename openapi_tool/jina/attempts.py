@@ -50,7 +50,7 @@ class UpstreamSender:
         self._retry = retry
         self._sleep = sleep
         self._refused_keys = RefusedKeys()
-        self._unread_costs = UnreadCosts()
+        self._unread_costs = UnreadCosts()  # estimates the cost of requests whose response does not tell it
 
     async def output_of(self, item: PreparedItem, meter: Meter) -> ToolOutput:
         """Send the request of an item until an attempt succeeds. Raises ToolError once no retry may help.
@@ -152,7 +152,7 @@ class UpstreamSender:
         """End the permit of a request that was sent; if its pool has other keys, let a retry use them at once."""
         if attempt.permit.is_sent:
             retries_with_other_keys = attempt.permit.failed(error)
-            if retries_with_other_keys:
+            if retries_with_other_keys:  # of the pool, a group of keys that share their requests
                 error.max_retries = max(retries_with_other_keys, error.max_retries)
                 error.retry_after = 0.0
         self._refused_keys.record(attempt.key_use, error.http_status)

@@ -157,8 +157,9 @@ class UpstreamConnection(ResponseHandler):
 
     def is_connected(self) -> bool:
         """Return whether the connection can be used for the next request: nothing came that nobody asked for."""
-        has_surplus = self._unparsed or (self._is_idle() and self._has_unread())
-        return super().is_connected() and not self._aborted and not has_surplus
+        if self._aborted or self._unparsed or not super().is_connected():
+            return False  # first, as an aborted connection has no socket to ask
+        return not (self._is_idle() and self._has_unread())
 
     def data_received(self, data: bytes) -> None:
         """Parse received data; abort if no response is due. aiohttp passes empty data when a paused reader resumes."""
