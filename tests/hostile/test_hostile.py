@@ -27,15 +27,12 @@ ALONE = {
 _NAMES = [name for name, case in CASES.items() if VERSION in case.versions]
 _FIRST = {CASES[name].item: name for name in reversed(_NAMES) if name not in ALONE}
 """The first attack of each kind: the short form of `make test`."""
-_ALSO_SHORT = ("endless_informational_responses",)
-"""Attacks in it that alone reach some code: here the check of a connection that is just being aborted."""
 
 
 def _marks(name: str) -> list[pytest.MarkDecorator]:
     if name in ALONE:
         return [pytest.mark.alone]
-    is_short = name in _FIRST.values() or name in _ALSO_SHORT
-    return [] if is_short else [pytest.mark.long]
+    return [] if name in _FIRST.values() else [pytest.mark.long]
 
 
 _PARAMETERS = [pytest.param(name, marks=_marks(name)) for name in _NAMES]

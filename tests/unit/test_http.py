@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
@@ -13,6 +14,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Self
+from weakref import WeakSet
 
 import aiohttp
 import httpx
@@ -26,8 +28,10 @@ from aiohttp.client_proto import ResponseHandler
 from aiohttp.http_writer import StreamWriter
 from pydantic import SecretStr
 
+from openapi_tool.concurrency.fair_semaphore import FairSemaphore
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.client import JinaClient
+from openapi_tool.jina.connections import UpstreamConnection
 from openapi_tool.jina.egress import ALLOWED_HOSTS, EgressRefused, EgressTransport, tls_context
 from openapi_tool.jina.failure_rules import ONCE
 from openapi_tool.jina.options import EgressOptions
@@ -810,6 +814,39 @@ def test_endless_informational_responses_are_parsed_in_small_pieces_and_aborted(
     monkeypatch.setattr(ResponseHandler, "data_received", data_received)
     upstream = Upstream(tmp_path, flood)
     run(check())
+
+
+class _Transport(asyncio.Transport):
+    """Transport without a connection; once it is aborted, it has no socket, as that of TLS."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._socket, self._peer = socket.socketpair()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return default if name != "socket" or self.is_closing() else self._socket
+
+    def is_closing(self) -> bool:
+        return self._socket.fileno() < 0
+
+    def abort(self) -> None:
+        self._socket.close()
+        self._peer.close()
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+@requirement("egress.response")
+async def test_a_connection_that_is_being_aborted_takes_no_request() -> None:
+    """Until the event loop has closed it, the pool still has it."""
+    connection = UpstreamConnection(asyncio.get_running_loop(), turns=FairSemaphore(1), opened=WeakSet())
+    connection.connection_made(_Transport())
+    connection.set_response_params()
+    connection.data_received(response())
+    connection.data_received(b"surplus")
+    assert not connection.is_connected()
 
 
 @requirement("egress.response")
