@@ -47,6 +47,15 @@ _STATUSES = sorted(
 """Statuses of problems that a client should know."""
 
 
+_RESULT: Mapping[str, Any] = {
+    **STRUCTURE,
+    "properties": {
+        "tool_call_id": {"type": "string", "description": "Id of the call, for the gateway's operator."},
+        **STRUCTURE["properties"],
+    },
+}
+
+
 def document(tools: Sequence[GatewayTool], server_url: str, *, needs_token: bool) -> dict[str, Any]:
     """Return the document."""
     return {
@@ -61,7 +70,7 @@ def document(tools: Sequence[GatewayTool], server_url: str, *, needs_token: bool
         "paths": {f"/v1/tools/{tool.name}": {"post": _operation(tool)} for tool in tools},
         "components": {
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
-            "schemas": {"Result": dict(STRUCTURE), "Problem": dict(_PROBLEM)},
+            "schemas": {"Result": _RESULT, "Problem": dict(_PROBLEM)},
             "responses": {"Problem": _response("Why there is no result.", PROBLEM_TYPE, "Problem")},
         },
     }
