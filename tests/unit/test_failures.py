@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import itertools
 import json
 import re
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -42,7 +40,7 @@ from openapi_tool.protocol.errors import BadRequest, NeedsOperator, ToolError, U
 from openapi_tool.tools.output import ToolOutput
 from tests.answering import Answer, ToolsOverTransport, serving
 from tests.requirements import requirement
-from tests.support import assert_for_a_model, each, fetched, retry
+from tests.support import assert_for_a_model, each, fetched, left_for_the_garbage_collector, retry
 
 
 @pytest.mark.parametrize(
@@ -663,14 +661,4 @@ async def test_failed_calls_leave_nothing_for_the_garbage_collector(
             del calling
         await asyncio.sleep(0.005)
 
-    await call()
-    gc.collect()
-    gc.set_debug(gc.DEBUG_SAVEALL)
-    try:
-        await call()
-        gc.collect()
-        left = Counter(type(found).__qualname__ for found in gc.garbage)
-    finally:
-        gc.set_debug(0)
-        gc.garbage.clear()
-    assert not left
+    assert not await left_for_the_garbage_collector(call)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +9,7 @@ import pytest
 
 from tests.conftest import PROJECT, reader_tool
 from tests.requirements import requirement
+from tests.support import left_for_the_garbage_collector
 from tests.wire.conftest import World
 
 PAGE = "http://site.fixture.test:8099/article"
@@ -47,15 +46,6 @@ async def test_a_call_leaves_nothing_for_the_garbage_collector(world_without_exe
         await world.send(await world.place(**given))
 
     async with world.executor(egress={"max_response_bytes": 1_000_000}):
-        await call()
-        gc.collect()
-        gc.set_debug(gc.DEBUG_SAVEALL)
-        try:
-            await call()
-            gc.collect()
-            left = Counter(f"{type(found).__module__}.{type(found).__qualname__}" for found in gc.garbage)
-        finally:
-            gc.set_debug(0)
-            gc.garbage.clear()
+        left = await left_for_the_garbage_collector(call)
     del left[_CONNECTION]
     assert not {name: count for name, count in left.items() if name.startswith("openapi_tool.")}, left
