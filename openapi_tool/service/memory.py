@@ -7,7 +7,7 @@ import gc
 from contextlib import suppress
 
 _YOUNG_OBJECTS = 10_000  # new ones that start a collection of the youngest generation; Python's default is 700
-_YOUNG_COLLECTIONS = 3  # after which the second generation is collected, too
+_YOUNG_COLLECTIONS = 50  # after which the second generation is collected, too
 _SECOND_COLLECTIONS = 50  # after which all generations are, unless few objects are new
 
 
@@ -25,8 +25,9 @@ def set_malloc_thresholds() -> None:
 def collect_garbage_rarely() -> None:
     """Collect less often, and never what exists now: calls create no cycles.
 
-    A collection blocks the event loop for 0.7 to 0.8 us per object that it looks at: 8 ms for the youngest generation,
-    at most four times as long for the second one, which gets what is in use when the youngest is collected.
+    A collection blocks the event loop for 0.7 to 0.8 us per object that it looks at: at most 8 ms for the youngest
+    generation; for the second one, which holds what was in use when the youngest was collected, 10 to 22 ms in a flood,
+    however often it is collected.
     """
     gc.collect()
     gc.freeze()
