@@ -1,23 +1,23 @@
 """Account of a budget in this process: requests that wait for a reservation, and requests that have one.
 
 `Budgets` opens the accounts that a call is charged to. All replicas share an account by its record (`account_record`),
-which `Account` writes as `shared_record` describes. The texts for models and logs are at the end.
+which `Account` writes as `shared_record` describes. What it tells models and the log is in `account_messages`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 from openapi_tool.protocol.errors import BudgetExceeded, ToolTimeout
-from openapi_tool.quotas.account_record import WARN_PERCENT, AccountLimit, AccountRecord, parse, reaches, unused
+from openapi_tool.quotas.account_id import AccountId
+from openapi_tool.quotas.account_messages import AccountMessages, BudgetUse
+from openapi_tool.quotas.account_record import AccountLimit, AccountRecord, parse, unused
 from openapi_tool.quotas.amounts import NOTHING, Amount, Attempt
 from openapi_tool.quotas.periods import Period
 from openapi_tool.quotas.shared_record import SharedRecord
@@ -27,38 +27,8 @@ from openapi_tool.tools.deadlines import Deadline
 
 log = logging.getLogger(__name__)
 
-_OWNER_TEXT = {  # by scope
-    "session": "of this session",
-    "agent_day": "of this agent for today",
-    "project_day": "of this project for today",
-    "project_month": "of this project for this month",
-}
-_NEARLY_USED_PERCENT = 90  # used, at which results get a note for the model; the log warns at WARN_PERCENT
+_NEARLY_USED_PERCENT = 90  # used, at which results get a note for the model; the log warns at `WARN_PERCENT`
 _WAIT_S = 1.0  # between two reads of a record while requests wait for reservations of other replicas
-
-
-class AccountId(NamedTuple):
-    """What an account is for.
-
-    `scope` is one of `SCOPES` in `options/budgets.py`. `owner` is an agent or a session, empty for a project. `tool` is
-    the tool whose definition sets the budget, empty for a budget of the settings. `project` is named as in the records
-    (`quota_project`).
-    """
-
-    scope: str
-    project: str
-    owner: str = ""
-    tool: str = ""
-
-    def labels(self) -> dict[str, str]:
-        """Return the fields for display."""
-        owner = f"{self.owner[:12]}…" if self.scope == "session" else self.owner
-        return {"scope": self.scope, "project": self.project, "who": owner, "tool": self.tool}
-
-    def record_name(self, period: Period) -> str:
-        """Return the name of the record: a hash, because ids may contain any characters."""
-        name = json.dumps((*self, period.name)).encode()
-        return f"budget.{hashlib.blake2b(name, digest_size=20).hexdigest()}"
 
 
 @dataclass(slots=True, eq=False)
@@ -122,6 +92,7 @@ class Account(SharedRecord):
         self.record = unused(account_id.labels())
         self._sharing = sharing
         self._on_write = on_write
+        self._messages = AccountMessages(account_id, period)
         self._waiting: list[_Request] = []
         # Of the last `apply`, for `confirm`.
         self._granted: list[_Request] = []
@@ -148,7 +119,7 @@ class Account(SharedRecord):
             has_reservation = True
         except TimeoutError:
             if not self.limit.covers(self.taken.plus(need)):
-                raise self._held(need) from None
+                raise self._error_while_held(need) from None
             raise ToolTimeout("The call's time ended before its budget could be checked; call again.") from None
         finally:
             if request in self._waiting:
@@ -189,27 +160,23 @@ class Account(SharedRecord):
                 taken = taken.plus(attempt.cost).minus(attempt.need)
         return taken
 
+    @property
+    def use(self) -> BudgetUse:
+        """What is charged and taken of the limit now."""
+        return BudgetUse(self.limit, self.record.charged, self.taken)
+
     def left(self) -> dict[str, Any]:
         """Return what is left of each limited resource, as far as known, and when the budget renews."""
-        found: dict[str, Any] = {}
-        for kind, limit, taken in zip(AccountLimit._fields, self.limit, self.taken, strict=True):
-            if limit is not None:
-                found[kind] = limit
-                found[f"{kind}_left"] = max(0, limit - taken)
-        if self.period.renews:
-            found["renews_at"] = self.period.renews
-        return found
+        return {**self.use.left(), **self._renewal()}
+
+    def _renewal(self) -> dict[str, str]:
+        return {"renews_at": self.period.renews} if self.period.renews else {}
 
     @property
     def note(self) -> str:
         """Text for the model if less than a tenth is left, else empty."""
-        if not self.limit.reached(self.taken, _NEARLY_USED_PERCENT):
-            return ""
-        left = self.left()
-        limited = [kind for kind in AccountLimit._fields if kind in left]
-        rests = " and ".join(f"{left[f'{kind}_left']:,} of {left[kind]:,} {kind}" for kind in limited)
-        renews = f"; it renews at {self.period.renews}" if self.period.renews else ""
-        return f"[The budget {self._owner_text} is nearly used up: {rests} are left{renews}.]"
+        is_nearly_used = self.limit.reached(self.taken, _NEARLY_USED_PERCENT)
+        return self._messages.nearly_used_up(self.use) if is_nearly_used else ""
 
     @property
     def used_fraction(self) -> float:
@@ -241,7 +208,7 @@ class Account(SharedRecord):
         self.record = record or unused(self.id.labels())
         if record is None and value is not None and not self._unreadable_logged:
             self._unreadable_logged = True
-            self._log_unreadable()
+            self._messages.log_unreadable(self.record_name, is_remembered=self.remembers)
         return record is not None
 
     def apply(self, now: float) -> bool:
@@ -289,7 +256,8 @@ class Account(SharedRecord):
             self._on_write(self)
         if self._warns:
             self._warns = False
-            self._warn()
+            metrics.BUDGET_WARNINGS.labels(self.id.scope).inc()
+            self._messages.log_low(self.use, self._renewal())
 
     def abort(self) -> None:
         """Let the requests wait on: none of them has an answer."""
@@ -361,7 +329,7 @@ class Account(SharedRecord):
                 own = own_with_request
                 self._grant(request)
             else:
-                self._refuse(request, self._used_up(request.attempt.need))
+                self._refuse(request, self._error_when_used_up(request.attempt.need))
 
     def _used_here(self) -> Amount:
         """Return what this replica uses that the last known record does not contain."""
@@ -371,121 +339,23 @@ class Account(SharedRecord):
                 used = used.plus(attempt.cost or attempt.need)
         return used
 
-    # Errors and log lines.
+    # Errors of requests that get no reservation.
 
     def _error_of(self, need: Amount) -> BudgetExceeded:
-        """Return the error of a request that gets no reservation."""
-        would_be_covered = self.limit.covers(self.record.charged.plus(need))  # if nothing was reserved
-        return self._held(need) if would_be_covered else self._used_up(need)
+        """Return the error of a request, by whether the budget would cover it if nothing was reserved."""
+        would_be_covered = self.limit.covers(self.record.charged.plus(need))
+        return self._error_while_held(need) if would_be_covered else self._error_when_used_up(need)
 
-    def _lacking(self, need: Amount) -> str:
-        """Return the resource of which too little is left; if that is so of both, `requests`."""
-        limit = self.limit
-        taken = self.taken
-        exceeds_requests = limit.requests is not None and taken.requests + need.requests > limit.requests
-        return "requests" if exceeds_requests or limit.tokens is None else "tokens"
-
-    def _held(self, need: Amount) -> BudgetExceeded:
+    def _error_while_held(self, need: Amount) -> BudgetExceeded:
         """Count a refusal; return the error of a request for which too little is left until others have ended."""
         metrics.BUDGET_REFUSALS.labels(self.id.scope).inc()
-        kind = self._lacking(need)
-        maximum = getattr(self.limit, kind)
-        used = getattr(self.record.charged, kind)
-        reserved = getattr(self.taken, kind) - used
-        needed = getattr(need, kind)
-        seconds = max(1, math.ceil(self.record.held_until(self.limit, need) - self.now()))
-        return BudgetExceeded(
-            f"The budget {self._owner_text} is held by requests that have not ended, so nothing was sent: {used:,} of "
-            f"{maximum:,} {kind} are used, {reserved:,} are reserved for them, and this call needs {needed:,}. "
-            f"Call again in {seconds} s: what has not ended by then counts as used.",
-            detail={
-                "budget": f"{self.id.scope}_{kind}",
-                "limit": maximum,
-                "used": used,
-                "reserved": reserved,
-                "needed": needed,
-                "retry_after_s": seconds,
-            },
-            retryable=True,
-            retry_after=float(seconds),
-        )
+        held_s = self.record.held_until(self.limit, need) - self.now()
+        return self._messages.held(self.use, need, retry_after_s=max(1, math.ceil(held_s)))
 
-    def _used_up(self, need: Amount) -> BudgetExceeded:
-        """Count a refusal; return the error of a request that what is left of the budget does not cover."""
+    def _error_when_used_up(self, need: Amount) -> BudgetExceeded:
+        """Count a refusal, and log the first one; return the error of a request that the rest does not cover."""
         metrics.BUDGET_REFUSALS.labels(self.id.scope).inc()
-        kind = self._lacking(need)
-        maximum = getattr(self.limit, kind)
-        used = getattr(self.taken, kind)
-        needed = getattr(need, kind)
-        renews = f"It renews at {self.period.renews}." if self.period.renews else "It does not renew."
-        until = "before that" if self.period.renews else "in this session"
-        detail = {
-            "budget": f"{self.id.scope}_{kind}",
-            "limit": maximum,
-            "used": used,
-            "needed": needed,
-            "renews_at": self.period.renews or None,
-        }
-        self._log_used_up(detail)
-        return BudgetExceeded(
-            f"The budget {self._owner_text} does not cover this call, so nothing was sent: {used:,} of {maximum:,} "
-            f"{kind} are used or reserved, and it needs {needed:,}. {renews} Do not call again {until}; "
-            "continue with what you have.",
-            detail=detail,
-        )
-
-    def _log_used_up(self, detail: dict[str, Any]) -> None:
-        if self._refusal_logged:
-            return
-        self._refusal_logged = True
-        log.warning(
-            "the budget %s%s of project %s is used up", detail["budget"], self._tool_text, self.id.project,
-            extra={"action": "budget.exceeded", **self._log_fields(), **detail},
-        )  # fmt: skip
-
-    @property
-    def _owner_text(self) -> str:
-        return _OWNER_TEXT[self.id.scope] + (" with this tool" if self.id.tool else "")
-
-    @property
-    def _tool_text(self) -> str:
-        return f" for the tool {self.id.tool}" if self.id.tool else ""
-
-    def _log_unreadable(self) -> None:
-        fields = {**self._log_fields(), "key": self.record_name}
-        if self.remembers:
-            log.warning(
-                "the record of a budget of project %s cannot be read; its last known state is used",
-                self.id.project,
-                extra={"action": "budget.unreadable", **fields},
-            )
-        else:
-            log.error(
-                "the record of a budget of project %s cannot be read: it is damaged or of a later version; this "
-                "replica remembers none of its uses, so its count begins anew at zero",
-                self.id.project,
-                extra={"action": "budget.unreadable", **fields},
-            )
-
-    def _warn(self) -> None:
-        """Log that little is left; the record says that this was not logged before (`AccountRecord.warns`)."""
-        metrics.BUDGET_WARNINGS.labels(self.id.scope).inc()
-        charged = self.record.charged
-        low = [
-            kind
-            for kind in AccountLimit._fields
-            if reaches(getattr(self.limit, kind), getattr(charged, kind), WARN_PERCENT)
-        ]
-        budget = " and ".join(f"{self.id.scope}_{kind}" for kind in low)
-        log.warning(
-            "80 %% of the budget %s%s of project %s are used",  # WARN_PERCENT; docs/operations.md shows this text
-            budget,
-            self._tool_text,
-            self.id.project,
-            extra={"action": "budget.low", **self._log_fields(), **self.left(), "budget": budget},
-        )
-
-    def _log_fields(self) -> dict[str, str]:
-        scope, project, owner, tool = self.id
-        agent = {"agent_id": owner} if scope == "agent_day" else {}
-        return {"scope": scope, "project_id": project, **agent, "tool_name": tool}
+        if not self._refusal_logged:
+            self._refusal_logged = True
+            self._messages.log_used_up(self.use, need)
+        return self._messages.used_up(self.use, need)

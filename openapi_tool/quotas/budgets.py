@@ -17,7 +17,8 @@ from weakref import WeakValueDictionary
 from openapi_tool.concurrency.background import in_background, repeat
 from openapi_tool.options.budgets import SCOPES, BudgetLimits, BudgetOptions, time_zone
 from openapi_tool.protocol.projects import AgentKey, bare_project
-from openapi_tool.quotas.account import Account, AccountId, Sharing
+from openapi_tool.quotas.account import Account, Sharing
+from openapi_tool.quotas.account_id import AccountId
 from openapi_tool.quotas.account_record import AccountLimit
 from openapi_tool.quotas.amounts import NOTHING, Amount, Attempt
 from openapi_tool.quotas.periods import ALWAYS, Period, Periods

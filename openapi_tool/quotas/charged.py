@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, tzinfo
 
-from openapi_tool.quotas.account import AccountId
+from openapi_tool.quotas.account_id import AccountId
 from openapi_tool.quotas.account_record import parse
 from openapi_tool.quotas.amounts import Amount
 from openapi_tool.quotas.periods import Period, Periods

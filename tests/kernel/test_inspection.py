@@ -40,7 +40,7 @@ from openapi_tool.options.postgres import PoolOptions, PostgresOptions
 from openapi_tool.protocol.attempts import UpstreamAttempt
 from openapi_tool.protocol.cards import ResultCard, new_id, result_card
 from openapi_tool.protocol.errors import NeedsOperator, RateLimited, Unavailable
-from openapi_tool.quotas.account import AccountId
+from openapi_tool.quotas.account_id import AccountId
 from openapi_tool.quotas.account_record import OpenAttempt, unused
 from openapi_tool.quotas.amounts import Amount
 from openapi_tool.quotas.periods import Periods
