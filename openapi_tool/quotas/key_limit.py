@@ -28,10 +28,11 @@ from openapi_tool.quotas.key_group import KeyGroup, WaitingCall
 from openapi_tool.quotas.key_permit import KeyPermit
 from openapi_tool.quotas.key_record import STATES, KeyUse
 from openapi_tool.quotas.keys import Keys
-from openapi_tool.quotas.limit_record import MAX_PAUSE_S, LimitRecord, RateRefusal, Rates, parse
+from openapi_tool.quotas.limit_record import MAX_PAUSE_S, LimitRecord, RateRefusal, parse
 from openapi_tool.quotas.outage_share import OutageShare
 from openapi_tool.quotas.pending import Pending
 from openapi_tool.quotas.permits import Permit, PermitRequest
+from openapi_tool.quotas.rates import Rates
 from openapi_tool.quotas.replica_report import REPORT_S, report
 from openapi_tool.quotas.replica_turns import CallsElsewhere, may_hold_one_more, place_among_all
 from openapi_tool.quotas.sent_requests import SentRequests

@@ -9,13 +9,14 @@ one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from openapi_tool.fair_queue import Turns, project_key
 from openapi_tool.quotas.amounts import Attempt, Number, Time
+from openapi_tool.quotas.learned_limit import MIN_LEARNED, LearnedLimit
+from openapi_tool.quotas.rates import Rates
 from openapi_tool.quotas.sent_requests import SentRequests
 from openapi_tool.quotas.window import COUNTS_S, MARGIN_S, Window
 
@@ -27,29 +28,9 @@ MAX_CALL_S = 86_400.0 + 600.0  # longest time for which an attempt may run: the 
 MAX_PAUSE_S = 120.0  # after a 429, whatever its Retry-After says
 RECOVERY_S = 5.0  # after an outage, until the part of a replica that has not reported counts as used
 OBSERVED_S = 60.0  # after a pause, in which another 429 teaches a limit
-LEARNED_S = 3600.0  # for which a learned limit applies after the last 429
-PROBE_S = 180.0  # until a learned limit is probed; each failure doubles it, up to MAX_FAILURES times
-MAX_FAILURES = 3
 _ALONE = 3  # requests after a pause that are sent one after another
-MIN_LEARNED, MAX_LEARNED = 10, 1_000_000
-"""Bounds of a learned limit. Without the lower one, 429s that other users of the key cause would stop a service that
-hardly uses it."""
 
 Name = Annotated[str, Field(max_length=100)]
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Limits: requests and tokens in any 60 s, concurrent requests; None is unlimited."""
-
-    requests: int | None = None
-    tokens: int | None = None
-    concurrent: int | None = None
-
-    @property
-    def limited(self) -> bool:
-        """Return whether anything is limited."""
-        return self.requests is not None or self.tokens is not None or self.concurrent is not None
 
 
 class RateRefusal(NamedTuple):
@@ -95,51 +76,6 @@ class Replica(BaseModel):
     counted: Time = 0.0
 
 
-class Learned(BaseModel):
-    """Limit of requests in 60 s that 429s have taught. It applies until `until`, and was changed at `changed`.
-
-    From time to time it is probed: raised by `step`, to find out whether the upstream accepts more now. `probing` says
-    that the last change was such a raise, which no 429 has answered so far. Each such success doubles the next step.
-    `failures` is the number of probes in succession that a 429 has answered: each doubles the time until the next one.
-    """
-
-    limit: Number
-    until: Time
-    changed: Time
-    step: Annotated[int, Field(ge=1, le=MAX_LEARNED)] = 1
-    probing: bool = False
-    failures: Annotated[int, Field(ge=0, le=MAX_FAILURES)] = 0
-
-    def lower(self, accepted: int, now: float) -> None:
-        """Lower the limit after a 429, before which the upstream had accepted that many requests in 60 s.
-
-        This undoes a probe. Without one, the limit becomes what was accepted, or one request less than before.
-        """
-        if self.probing:
-            limit = self.limit - self.step
-            self.failures = min(MAX_FAILURES, self.failures + 1)
-        else:
-            limit = min(self.limit - 1, accepted)
-            self.failures = 0
-        self.limit = max(MIN_LEARNED, limit)
-        self.step = 1
-        self.probing = False
-        self.changed = now
-        self.until = now + LEARNED_S
-
-    def probe(self, now: float) -> bool:
-        """Raise the limit by a step if that is due; return whether it was raised."""
-        if now - self.changed < PROBE_S * 2**self.failures:
-            return False
-        if self.probing:  # the last probe has succeeded
-            self.step = min(MAX_LEARNED, 2 * self.step)
-            self.failures = 0
-        self.limit = min(MAX_LEARNED, self.limit + self.step)
-        self.probing = True
-        self.changed = now
-        return True
-
-
 class Recovery(BaseModel):
     """End of an outage of the store, in which each replica used its part of the limit on its own.
 
@@ -175,7 +111,7 @@ class LimitRecord(BaseModel):
     paused_until: Time = 0.0
     refused_at: Time = 0.0
     observed: Time = 0.0
-    learned: Learned | None = None
+    learned: LearnedLimit | None = None
     recovery: Recovery | None = None
 
     # Limits in force.
@@ -298,7 +234,7 @@ class LimitRecord(BaseModel):
         if self.learned is not None:
             self.learned.lower(accepted, now)
         elif self.observed and now <= last_pause_ended + OBSERVED_S:
-            self.learned = Learned(limit=max(MIN_LEARNED, accepted), until=now + LEARNED_S, changed=now)
+            self.learned = LearnedLimit.of(accepted, now)
         else:
             self.observed = now
 
@@ -383,9 +319,7 @@ class LimitRecord(BaseModel):
         for replica in self.replicas.values():
             replica.seen = min(replica.seen, now + MARGIN_S)
         if self.learned is not None:
-            self.learned.limit = min(self.learned.limit, MAX_LEARNED)
-            self.learned.changed = min(self.learned.changed, now)
-            self.learned.until = min(self.learned.until, now + LEARNED_S)
+            self.learned.correct(now)
         if self.recovery is not None:
             self.recovery.until = min(self.recovery.until, now + RECOVERY_S)
 

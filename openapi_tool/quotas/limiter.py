@@ -19,9 +19,9 @@ from openapi_tool.quotas.key_group import KeyGroup, WaitingCall
 from openapi_tool.quotas.key_limit import KeyLimit
 from openapi_tool.quotas.key_record import PREFIX, KeyUse
 from openapi_tool.quotas.keys import Keys
-from openapi_tool.quotas.limit_record import Rates
 from openapi_tool.quotas.options import LimitOptions
 from openapi_tool.quotas.permits import Permit, PermitRequest
+from openapi_tool.quotas.rates import Rates
 from openapi_tool.state.port import ALL_RECORDS, Records, Stored
 from openapi_tool.telemetry import metrics
 from openapi_tool.tools.catalogue import OPERATIONS, Operation

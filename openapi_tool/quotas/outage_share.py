@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from openapi_tool.quotas.limit_record import Rates
+from openapi_tool.quotas.rates import Rates
 from openapi_tool.quotas.window import Window
 
 

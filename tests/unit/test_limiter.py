@@ -22,20 +22,13 @@ from openapi_tool.protocol.projects import AgentKey
 from openapi_tool.quotas import limit_record
 from openapi_tool.quotas.account_record import unused
 from openapi_tool.quotas.amounts import Amount, Attempt
-from openapi_tool.quotas.limit_record import (
-    LEARNED_S,
-    MAX_REPLICAS,
-    LimitRecord,
-    Rates,
-    Recovery,
-    Replica,
-    ReportedCalls,
-    parse,
-)
+from openapi_tool.quotas.learned_limit import LEARNED_S
+from openapi_tool.quotas.limit_record import MAX_REPLICAS, LimitRecord, Recovery, Replica, ReportedCalls, parse
 from openapi_tool.quotas.limiter import Limiter
 from openapi_tool.quotas.options import KeyLimits, LimitOptions
 from openapi_tool.quotas.periods import Periods
 from openapi_tool.quotas.permits import Permit, PermitRequest
+from openapi_tool.quotas.rates import Rates
 from openapi_tool.quotas.shared_record import encode
 from openapi_tool.state.nats_kv import MAX_VALUE_BYTES
 from openapi_tool.state.port import Stored
