@@ -7,10 +7,8 @@ requests and grants permits. The limits of the keys of a pool share a `KeyGroup`
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 from openapi_tool.fair_queue import NO_WEIGHTS, FairQueue
@@ -19,15 +17,14 @@ from openapi_tool.quotas.key_group import KeyGroup, WaitingCall
 from openapi_tool.quotas.key_limit import KeyLimit
 from openapi_tool.quotas.key_record import PREFIX, KeyUse
 from openapi_tool.quotas.keys import Keys
+from openapi_tool.quotas.limit_statistics import configured_limits, state_of
 from openapi_tool.quotas.options import LimitOptions
 from openapi_tool.quotas.permits import Permit, PermitRequest
-from openapi_tool.quotas.rates import Rates
+from openapi_tool.quotas.rates import operation_of, rates_of
 from openapi_tool.state.port import ALL_RECORDS, Records, Stored
 from openapi_tool.telemetry import metrics
-from openapi_tool.tools.catalogue import OPERATIONS, Operation
+from openapi_tool.tools.catalogue import OPERATIONS
 
-_MAX_PROJECTS = 20  # that wait for a key, in statistics
-_MAX_CONFIGURED = 50  # keys with limits of their own, in statistics
 # A call is refused at once if its expected wait is longer than `max_wait_share` allows. The expected wait is a lower
 # bound: so a call that is not refused waits for up to 1.5 times as long as that share.
 _PATIENCE = 1.5
@@ -69,7 +66,7 @@ class Limiter:
         """Apply other limits from now on; `pools` stay as they are until a restart."""
         self._options = replace(options, pools=self._options.pools)
         for limit in self._limits.values():
-            limit.apply_rates(self._rates(limit.variable, limit.endpoint), dry_run=options.dry_run)
+            limit.apply_rates(rates_of(self._options, limit.variable, limit.endpoint), dry_run=options.dry_run)
         for group in self._groups.values():
             group.weigh()
             group.wake()
@@ -102,8 +99,8 @@ class Limiter:
             limit = KeyLimit(
                 variable,
                 endpoint,
-                self._rates(variable, endpoint),
-                _operation(endpoint).min_tokens,
+                rates_of(self._options, variable, endpoint),
+                operation_of(endpoint).min_tokens,
                 self._store,
                 self.keys,
                 group,
@@ -216,48 +213,11 @@ class Limiter:
 
     def snapshot(self) -> list[dict[str, Any]]:
         """Return the state of each key and endpoint with a limit, for statistics."""
-        return [self._snapshot(limit) for limit in self._limits.values() if limit.limited]
+        return [state_of(limit, self._options, self.keys) for limit in self._limits.values() if limit.limited]
 
     def configured(self) -> list[dict[str, Any]]:
-        """Return the limits of the settings by key and endpoint, for statistics.
-
-        Those with the `variable` None apply to each key that has no limits of its own.
-        """
-        found = []
-        for variable in islice((None, *self._options.keys), _MAX_CONFIGURED):
-            for operation in OPERATIONS:
-                endpoint = operation.name
-                rates = self._rates(variable or "", endpoint)
-                if rates.limited:
-                    dry_run = self._options.dry_run
-                    found.append({"variable": variable, "endpoint": endpoint, **_shown(rates), "dry_run": dry_run})
-        return found
-
-    def _snapshot(self, limit: KeyLimit) -> dict[str, Any]:
-        rates = limit.in_force
-        record = limit.record
-        waiting = limit.counted_queue
-        now = limit.now()
-        return {
-            "variable": limit.variable,
-            "endpoint": limit.endpoint,
-            **_shown(rates),
-            "found_by_429": limit.rates.requests is None and rates.requests is not None,
-            "dry_run": limit.dry_run,
-            "used": record.requests.total(now),
-            "used_tokens": record.tokens.total(now),
-            "estimated_tokens": None if rates.tokens is None else limit.tokens_each,
-            "paused_s": round(limit.paused_s, 1),
-            "sent": limit.sent_in_window(),
-            "running": limit.running,
-            "offline": bool(limit.outage),
-            "waiting": len(waiting),
-            "waiting_by_project": dict(Counter(waiting.counts()).most_common(_MAX_PROJECTS)),
-            "refused": limit.calls_refused,
-            "would_have_waited": limit.would_have_waited,
-            "pool": self._options.pool_name(limit.variable),
-            "not_set": limit.group.pooled and self.keys.get(limit.variable) is None,
-        }
+        """Return the limits of the settings by key and endpoint, for statistics."""
+        return configured_limits(self._options)
 
     async def aclose(self) -> None:
         """Store what is known, and stop."""
@@ -269,27 +229,8 @@ class Limiter:
             limit.trial = False
             limit.group.wake()
 
-    def _rates(self, variable: str, endpoint: str) -> Rates:
-        """Return the limits that the settings have for a key and endpoint."""
-        limits = self._options.of(variable)
-        prefix = _operation(endpoint).limits
-        names = ("requests_per_minute", "tokens_per_minute", "concurrent")
-        return Rates(*(getattr(limits, f"{prefix}_{name}") for name in names))
-
 
 def _give_back(permit: asyncio.Future[Permit]) -> None:
     """Give back a permit that a call got in the moment in which it was cancelled, or its wait ended."""
     if permit.done() and not permit.cancelled() and permit.exception() is None:
         permit.result().unsent()
-
-
-def _shown(rates: Rates) -> dict[str, int | None]:
-    return {
-        "requests_per_minute": rates.requests,
-        "tokens_per_minute": rates.tokens,
-        "concurrent": rates.concurrent,
-    }
-
-
-def _operation(endpoint: str) -> Operation:
-    return next(operation for operation in OPERATIONS if operation.name == endpoint)
