@@ -30,7 +30,7 @@ from openapi_tool.jina.shown_hosts import ShownResults
 from openapi_tool.protocol.errors import UpstreamRejected, UpstreamUnavailable
 from openapi_tool.protocol.jsontext import whole_number
 from openapi_tool.telemetry.redact import Redactor
-from openapi_tool.tools.output import BLOCK_GAP, Item, ToolOutput, Usage
+from openapi_tool.tools.output import PARAGRAPH_GAP, Item, ToolOutput, Usage
 from openapi_tool.tools.wording import counted, one_line
 
 _MAX_RESULTS = 100  # that are shown
@@ -135,7 +135,7 @@ def page_output(envelope: Mapping[str, Any], parameters: Mapping[str, Any], cont
         captions.append(remarks.cut_page(max_tokens, context.offers))
         after = remarks.end_of_cut_page(max_tokens)
         state["cut_at_tokens"] = max_tokens
-    body = BLOCK_GAP.join([*bodies, *lists])
+    body = PARAGRAPH_GAP.join([*bodies, *lists])
     return ToolOutput((Item(head, body, "\n".join(captions), after),), state, usage)
 
 
@@ -202,7 +202,7 @@ class _RenderedResults:
         facts = self._reader.facts(result, _RESULT_FACTS, are_shown=True)
         bodies = without_inline_images(list(self._reader.bodies(result)))
         head = "\n".join(filter(None, self._lines(number, result, facts)))
-        body = BLOCK_GAP.join([*bodies, *self._reader.lists(result)])
+        body = PARAGRAPH_GAP.join([*bodies, *self._reader.lists(result)])
         self.items.append(Item(head, body))
         self.facts.append(self._facts_for_ui(number, result, facts, has_body=bool(bodies)))
 

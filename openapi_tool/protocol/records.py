@@ -95,8 +95,8 @@ class EarlierResult:
 
 
 StoredFields = tuple[int, int, int, int | None, str, str, str]
-"""One item of a stored text: the fields of `StoredItem` (tools/truncation.py) in this order: `start`, `shown`, `end`,
-`opening`, `title`, `label`, `after`.
+"""One item of a stored text: the fields of `StoredItem` (tools/stored_items.py) in this order: `start`, `shown`, `end`,
+`block_start`, `title`, `label`, `after`.
 
 In the card it is a JSON array, which in old cards lacks the last ones.
 """

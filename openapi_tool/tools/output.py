@@ -10,7 +10,9 @@ from typing import NamedTuple
 from openapi_tool.protocol.errors import ToolError
 from openapi_tool.protocol.result_objects import UsageObject
 
-BLOCK_GAP = "\n\n"
+PARAGRAPH_GAP = "\n\n"
+"""Between head and body of an item, and between the texts of a stored text."""
+
 COPIES_OF_COMMIT = 5
 """Copies of a text in memory until it is committed: JSON, jsonb encoding, buffers of driver and transport."""
 
@@ -88,7 +90,7 @@ class Item(NamedTuple):
 
     @property
     def _gap(self) -> str:
-        return BLOCK_GAP if self.head and self.body else ""
+        return PARAGRAPH_GAP if self.head and self.body else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ class ToolOutput:
     @property
     def content(self) -> str:
         """The whole text as it is stored, without frames."""
-        return BLOCK_GAP.join(texts(self.items))
+        return PARAGRAPH_GAP.join(texts(self.items))
 
 
 def items_chars(items: Iterable[Item]) -> int:

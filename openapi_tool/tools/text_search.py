@@ -14,9 +14,9 @@ from collections.abc import Set as AbstractSet
 from itertools import pairwise
 from typing import NamedTuple
 
+from openapi_tool.tools.boundaries import boundary
 from openapi_tool.tools.stems import stem_of
 from openapi_tool.tools.text_folding import MAX_FOLDED_FROM, Folded, folded
-from openapi_tool.tools.truncation import boundary
 
 MAX_SHOWN = 8
 """Passages in a result."""
