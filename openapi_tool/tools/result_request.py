@@ -20,7 +20,8 @@ from openapi_tool.tools.arguments import (
 )
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.problems import Problem
-from openapi_tool.tools.text_search import SearchRequest, terms
+from openapi_tool.tools.question_search import terms
+from openapi_tool.tools.text_search import SearchRequest
 
 _MAX_CHARS = {FIND: 200, QUESTION: 500}
 

@@ -14,9 +14,11 @@ from openapi_tool.protocol.jsontext import JsonValue
 from openapi_tool.protocol.payload import Parts, Payload, pack, pack_parts
 from openapi_tool.tools.blocks import OPENING_CHARS, block_at_end, opening_lines
 from openapi_tool.tools.boundaries import boundary
+from openapi_tool.tools.phrase_search import Phrase
+from openapi_tool.tools.question_search import Question
 from openapi_tool.tools.stems import SAMPLE_CHARS
 from openapi_tool.tools.stored_items import StoredItem, where_in
-from openapi_tool.tools.text_search import Phrase, Question, Span
+from openapi_tool.tools.text_search import Span
 
 _LOOK_BACK_CHARS = 64 * 1024
 """Characters before a passage that are searched for the start of its code block or table."""
