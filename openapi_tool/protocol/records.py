@@ -1,4 +1,10 @@
-"""Rows of one call in the kernel's database, as they are read (protocol sections 3, 4, 6)."""
+"""Rows of one call in the kernel's database, as they are read (protocol sections 3, 4, 6).
+
+- A *card* is a JSON document that never changes: the arguments of a call, or its result.
+- A *turn* is one run of an agent. It waits for the results of the tool calls that it made in its last *step*.
+- An *inbox row* is a message to an agent, for example that the result of a call is in a card.
+- An *edge* records for audits who sent what to whom.
+"""
 
 from __future__ import annotations
 
