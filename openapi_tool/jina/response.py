@@ -19,9 +19,11 @@ from typing import Any
 import orjson
 
 from openapi_tool.jina import remarks
-from openapi_tool.jina.content import RenderContext, page_output, search_output, usage_of
 from openapi_tool.jina.failure_rules import COMMON_FAILURES, ONCE, Failures, Rule, worded
 from openapi_tool.jina.failures import MessageContext, status_inside, upstream_failure
+from openapi_tool.jina.page_content import page_output
+from openapi_tool.jina.rendering import RenderContext, usage_of
+from openapi_tool.jina.search_content import search_output
 from openapi_tool.protocol import errors
 from openapi_tool.protocol.errors import ToolError, UpstreamUnavailable
 from openapi_tool.protocol.jsontext import as_object, loads, storable_text
