@@ -29,7 +29,7 @@ from openapi_tool.options.tools import ToolOptions
 from openapi_tool.protocol.errors import NotFound, ResponseTooLarge, ToolError, UpstreamUnavailable
 from openapi_tool.protocol.jsontext import loads
 from openapi_tool.protocol.records import Artifact
-from openapi_tool.tools import text_folding, text_search
+from openapi_tool.tools import phrase_search, text_folding
 from openapi_tool.tools.cursors import Cursors
 from openapi_tool.tools.output import Item, ToolOutput
 from openapi_tool.tools.phrase_search import Phrase
@@ -402,8 +402,8 @@ def test_case_11_every_place_is_found_wherever_a_slice_ends(items: list[str], ph
                 expected.append(start + last)
         start += len(text) + 2
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(text_search, "_SLICE_CHARS", 64)
-        patched.setattr(text_search, "_MIN_DISTANCE_CHARS", apart)
+        patched.setattr(phrase_search, "_SLICE_CHARS", 64)
+        patched.setattr(phrase_search, "_MIN_DISTANCE_CHARS", apart)
         search = Phrase(phrase, 0)
         scanned(search, items)
     assert (search.before, search.after) == (0, len(expected))
@@ -412,7 +412,7 @@ def test_case_11_every_place_is_found_wherever_a_slice_ends(items: list[str], ph
 
 @requirement("content.find")
 def test_case_11_a_place_across_the_ends_of_slices_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_search, "_SLICE_CHARS", 64)
+    monkeypatch.setattr(phrase_search, "_SLICE_CHARS", 64)
     for at in range(300):
         text = "-" * at + "Needle" + "-" * (300 - at)
         (place,) = scanned(Phrase("needle", 0), [text]).spans()
