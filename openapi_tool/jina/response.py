@@ -139,8 +139,8 @@ def read_response(
 ) -> UpstreamResult:
     """Return the result of a successful request. Raises ToolError if the upstream failed.
 
-    With `inline` only short texts in errors and warnings are masked. Raises MayHoldSecret if the output may hold a
-    secret then.
+    With `inline`, in the event loop, the output is not masked, as that may take long; only short texts in errors and
+    warnings are. Raises MayHoldSecret then if the output may hold a secret.
     """
     redactor = of_call(received.secrets)
     responses = RESPONSES[expected.operation]
@@ -204,12 +204,12 @@ def _may_hold_secret(output: ToolOutput, redactor: Redactor) -> bool:
 def _masked(output: ToolOutput, redactor: Redactor) -> ToolOutput:
     """Return the output with masked secrets.
 
-    It is masked before it is truncated: afterwards the redactor would not recognize half a key. All texts are searched
-    as one first, since nearly no output holds a secret.
+    It is masked before it is truncated: afterwards the redactor would not recognize half a key. At first all texts are
+    searched as one, which is fast: nearly no output holds a secret.
     """
     items = output.items
     if redactor.is_suspect(output.content):
-        items = tuple(one._replace(head=redactor.text(one.head), body=redactor.text(one.body)) for one in items)
+        items = tuple(item._replace(head=redactor.text(item.head), body=redactor.text(item.body)) for item in items)
     return ToolOutput(items, redactor.value(output.state), output.usage)
 
 
