@@ -64,7 +64,7 @@ class _Fit(NamedTuple):
 class Pagination:
     """Cuts long results, and returns later parts and passages to the agent that owns the result.
 
-    Every method takes `max_result_tokens`, the limit that the call itself sets, if any.
+    Every public method takes `max_result_tokens`, the limit that the call itself sets, if any.
     """
 
     def __init__(
@@ -107,8 +107,8 @@ class Pagination:
         if not output.may_store:  # the page was read with "do not track"
             note = f"[{missing} They are not stored.{_shorter_result_advice(definition)}]"
             return ShownOutput(output, RenderedResult(f"{text}\n\n{note}", truncated=True))
-        store = partial(stored_text, output.items, first.stored_items)
-        full_text = await asyncio.to_thread(store) if first.left_chars > SMALL else store()
+        encode = partial(stored_text, output.items, first.stored_items)
+        full_text = await asyncio.to_thread(encode) if first.left_chars > SMALL else encode()
         reference = full_text.reference
         if fit.can_continue:
             rendered = self._with_cursor(call, definition, text, missing, reference, first.next)

@@ -2,7 +2,9 @@
 
 The first part (`truncation.py`) showed the beginning of each item. Later parts show the rest of the first item, then
 that of the second, and so on. Each part says where it begins, and repeats the lines without which it would be unclear:
-title and address of its item, and the opening lines of a code block or table.
+title and address of its item, and the opening lines of a *block*, a code block or table (`blocks.py`).
+
+Positions are in characters of the stored text.
 """
 
 from __future__ import annotations
@@ -35,17 +37,17 @@ def later_part(
     """Return what follows `place`, within `limit`.
 
     `window` is the stored text from `place` on, as far as it was read. `opening` holds the opening lines of the block
-    that contains `place`.
+    that contains `place`; empty outside of one.
     """
     parts: list[Part] = []
     space = limit.space(NOTE_CHARS + CUT_CHARS)
     end = place.start
-    item_before = None
+    before = None
     for rest in _rests(stored_items, place, window, opening):
         item = rest.item
         text = window[rest.start - place.start : item.end - place.start]
         caption = ""
-        if not rest.follows(item_before):
+        if not rest.follows(before):
             where = where_in(item, rest.start, rest.number, len(stored_items), rest.repeated)
             caption = f"[Continued: {where}.]"
         space.take_frame(_frame_chars(caption, item.after))
@@ -60,7 +62,7 @@ def later_part(
             following = text[len(shown) : len(shown) + 1]
             block_start = block_at_end(shown, rest.start, following, rest.block)
             return LaterPart(tuple(parts), end, Place(end, block_start))
-        item_before = rest
+        before = rest
     return LaterPart(tuple(parts), end, None)
 
 

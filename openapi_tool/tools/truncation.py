@@ -1,7 +1,9 @@
-"""The first part of a result that is too long for a model (tool-design section 3).
+"""What a model is shown of a result first: all of it, or a first part (tool-design section 3).
 
-The space is divided fairly among the items of the result, so that one long item does not hide the others. Lengths and
-positions are in characters.
+A result has *items*: search results, or pages. Each has a *head* (title and address) and a *body*, and may have a
+*caption*, a line of this service above it (`output.Item`). `uncut_parts` returns all of them if they are within the
+limit. Else `truncate` cuts them, and divides the space fairly, so that one long item does not hide the others. The
+model gets the rest by a cursor (`later_parts.py`). Lengths and positions are in characters.
 """
 
 from __future__ import annotations
@@ -19,17 +21,16 @@ from openapi_tool.tools.stored_items import Place, StoredItem
 from openapi_tool.tools.tokens import estimate_tokens, fitting_chars
 from openapi_tool.tools.wording import short
 
-_MIN_PAGE_CHARS = 600
-"""Minimum space for a page of a batch. Less is hardly worth its frames: the page follows whole with the cursor."""
-_MIN_HEAD_CHARS = 500
-"""Minimum space for a longer head. With less the item is left out."""
+# Minimum space for an item; with less it is left out of the first part.
+_MIN_PAGE_CHARS = 600  # of a batch; less is hardly worth its frames
+_MIN_HEAD_CHARS = 500  # of a head that is longer than this
 _MIN_ASCII_CHARS_PER_TOKEN = 2  # unless a text is all punctuation
 _MAX_TITLE_CHARS = 120
 _MAX_ADDRESS_CHARS = 200
 
 
 def uncut_parts(items: Sequence[Item], limit: ResultLimit) -> tuple[Part, ...] | None:
-    """Return the items uncut, each as one part; None if they exceed `limit`."""
+    """Return the items uncut, each as one part; None if with frames they exceed `limit`."""
     chars = INTRO_CHARS
     for item in items:
         chars += item.chars + MARK_CHARS
@@ -79,7 +80,7 @@ def truncate(items: Sequence[Item], limit: ResultLimit) -> Truncated:
     are_shown = [index < first_left_out or not item.chars for index, item in enumerate(items)]
     frame_chars = sum(_frame_chars(item) for item, is_shown in zip(items, are_shown, strict=True) if is_shown)
     space = limit.space(NOTE_CHARS + frame_chars)
-    space = Space(max(2, space.chars), max(2, space.tokens))  # captions get half of it, so at least 1
+    space = Space(max(2, space.chars), max(2, space.tokens))  # so that captions, which get half of it, have at least 1
 
     captions = [item.caption if is_shown else "" for item, is_shown in zip(items, are_shown, strict=True)]
     captions = _fit_captions(captions, space)
@@ -105,10 +106,10 @@ def _frame_chars(item: Item) -> int:
 
 
 def _first_left_out(items: Sequence[Item], limit: ResultLimit) -> int:
-    """Return the index of the first item that is left out, as what must be shown of earlier ones takes all space."""
+    """Return the index of the first item for which there is no minimum space; the number of items if there is none."""
     space = limit.space(NOTE_CHARS)
     are_pages = all(item.caption for item in items)  # as those of a batch
-    has_text = False
+    has_text = False  # whether an item before the current one has web content
     for index, item in enumerate(items):
         if are_pages:
             min_chars = _MIN_PAGE_CHARS
@@ -120,8 +121,8 @@ def _first_left_out(items: Sequence[Item], limit: ResultLimit) -> int:
         frame_chars = _frame_chars(item)
         space.chars -= frame_chars + max(len(beginning), min(item.chars, MIN_TEXT_CHARS))
         space.tokens -= -(-frame_chars // FRAME_CHARS_PER_TOKEN) + estimate_tokens(beginning)  # rounded up
-        is_exceeded = space.chars < 0 or space.tokens < 0
-        if is_exceeded and has_text:  # the first text is never left out: it is shortened
+        is_too_much = space.chars < 0 or space.tokens < 0
+        if is_too_much and has_text:  # the first item with web content is never left out: it is cut
             return index
         has_text = has_text or item.chars > 0
     return len(items)
