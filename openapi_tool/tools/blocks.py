@@ -39,8 +39,9 @@ def _open_code(text: str, position: int, around: Block | None) -> int | None:
     """Return the start of the code block in which a text ends."""
     start = None
     marks = ""  # of the fence that opened the code block
-    if around and (opened := _FENCE.match(around.opening)):
-        start, marks = around.start, opened[1]
+    around_fence = _FENCE.match(around.opening) if around else None
+    if around and around_fence:
+        start, marks = around.start, around_fence[1]
     for fence in _FENCE.finditer(text):
         if start is None:
             start, marks = position + fence.start(), fence[1]

@@ -133,7 +133,10 @@ class Question:
     def spans(self) -> list[Span]:
         """Return the passages, best first; those of equal score in the order of the text."""
         best = heapq.nlargest(MAX_SHOWN, self._scored())
-        return [Span(-at, chars) for score, at, chars in best if score >= _MIN_SCORE_SHARE * best[0][0]]
+        if not best:
+            return []
+        best_score, _, _ = best[0]
+        return [Span(-at, chars) for score, at, chars in best if score >= _MIN_SCORE_SHARE * best_score]
 
     def _scored(self) -> Iterator[tuple[float, int, int]]:
         """Yield score, minus position, and length of each passage with a term.

@@ -89,10 +89,9 @@ def _latin_language(text: str) -> str | None:
         counts.update(dict.fromkeys(_LANGUAGES_OF[word], count))
     if not counts:
         return None
-    (language, count), *others = counts.most_common(2)
-    following = others[0][1] if others else 0
+    (language, count), (_, next_count), *_ = [*counts.most_common(2), ("", 0)]
     different_words = sum(language in _LANGUAGES_OF[word] for word in known_words)
-    is_clear = count >= _LEAD * following and different_words >= _MIN_WORDS
+    is_clear = count >= _LEAD * next_count and different_words >= _MIN_WORDS
     return language if is_clear else None
 
 
