@@ -33,7 +33,7 @@ MONEY = (
         "tests/wire/test_refusals.py::test_an_invalid_page_address_is_refused",
     ),
     Mutation(
-        "tools/deadlines.py",
+        "tools/time_limits.py",
         " - max(0.0, age_s)",
         "",
         "tests/end_to_end/test_path.py::test_a_command_that_waited_too_long_is_not_begun",

@@ -28,13 +28,13 @@ from nats.js.errors import NotFoundError
 from pydantic import SecretStr
 
 from openapi_tool.engine.call import Call
-from openapi_tool.jina import content
+from openapi_tool.jina import page_content, search_content
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.client import JinaClient
-from openapi_tool.jina.content import RenderContext
 from openapi_tool.jina.egress import EgressTransport
 from openapi_tool.jina.failure_rules import ONCE, SOME
 from openapi_tool.jina.failures import NO_SECRETS
+from openapi_tool.jina.rendering import RenderContext
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.jina.response import Expected, UpstreamResult
 from openapi_tool.jina.transport import ON_CONNECTED
@@ -479,12 +479,12 @@ def search_output(
 ) -> ToolOutput:
     """Render the response of a search, with or without page content."""
     parameters = {"q": query, "maxTokens": max_tokens, "respondWith": "content" if with_pages else "no-content"}
-    return content.search_output(envelope, parameters, _CONTEXT)
+    return search_content.search_output(envelope, parameters, _CONTEXT)
 
 
 def page_output(envelope: Mapping[str, Any], max_tokens: int | None = None) -> ToolOutput:
     """Render the response of a reader."""
-    return content.page_output(envelope, {"maxTokens": max_tokens}, _CONTEXT)
+    return page_content.page_output(envelope, {"maxTokens": max_tokens}, _CONTEXT)
 
 
 def assert_for_a_model(error: ToolError) -> None:

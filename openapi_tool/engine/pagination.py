@@ -20,32 +20,24 @@ from openapi_tool.engine.ports import Artifacts
 from openapi_tool.engine.stored_search import StoredSearch, load_window
 from openapi_tool.isolation.service import Isolation
 from openapi_tool.options.tools import ToolOptions
-from openapi_tool.protocol.cards import StoredText
 from openapi_tool.protocol.errors import ToolError
 from openapi_tool.protocol.result_objects import ArtifactObject
 from openapi_tool.tools.argument_check import ArgumentCheck
 from openapi_tool.tools.arguments import CURSOR, cursor_schema, takes_cursor
+from openapi_tool.tools.blocks import OPENING_CHARS, opening_lines
 from openapi_tool.tools.cursors import Cursors, Position
 from openapi_tool.tools.definition import ToolDefinition
-from openapi_tool.tools.frames import Part, framed, without_frames
+from openapi_tool.tools.frames import Part, framed, without_old_frames
 from openapi_tool.tools.inline_bounds import SMALL
+from openapi_tool.tools.later_parts import later_part
 from openapi_tool.tools.output import Item, ToolOutput
 from openapi_tool.tools.result import RenderedResult, ShownOutput
+from openapi_tool.tools.result_limit import ResultLimit
 from openapi_tool.tools.shown_state import shown_state, without_state
+from openapi_tool.tools.stored_items import Place, StoredItem, stored_items_of
 from openapi_tool.tools.stored_text import stored_text
 from openapi_tool.tools.text_search import SearchRequest
-from openapi_tool.tools.truncation import (
-    OPENING_CHARS,
-    Place,
-    ResultLimit,
-    StoredItem,
-    Truncated,
-    later_part,
-    opening_lines,
-    stored_items_of,
-    truncate,
-    uncut_parts,
-)
+from openapi_tool.tools.truncation import Truncated, truncate, uncut_parts
 from openapi_tool.tools.wording import counted
 
 _MAX_DEFINITIONS = 1_000  # of which it is remembered whether they reject a cursor
@@ -72,7 +64,7 @@ class _Fit(NamedTuple):
 class Pagination:
     """Cuts long results, and returns later parts and passages to the agent that owns the result.
 
-    Every method takes `max_result_tokens`, the limit that the call itself sets, if any.
+    Every public method takes `max_result_tokens`, the limit that the call itself sets, if any.
     """
 
     def __init__(
@@ -95,48 +87,53 @@ class Pagination:
         """Return what the model is shown of an output: all of it or its first part, and notes on the cost."""
         limit = self._limit(definition, max_result_tokens)
         if _shows_state(definition):
+            # In a thread, as shortening the texts of a thousand results takes 60 ms.
             output = replace(output, state=await asyncio.to_thread(shown_state, output.state, limit))
-        rendered, full_text = await self._rendered(call, definition, output, limit)
-        return ShownOutput(output, rendered, full_text)
-
-    async def _rendered(
-        self, call: Call, definition: ToolDefinition, output: ToolOutput, limit: ResultLimit
-    ) -> tuple[RenderedResult, StoredText | None]:
-        """Return what the model is shown, and the whole text if that is cut and may be stored."""
-        cost = _cost_note(output, self._options.cost_note_tokens) + (call.accounts.note if call.accounts else "")
+        cost = _cost_note(output, self._options.cost_note_tokens)
+        if call.accounts:
+            cost += call.accounts.note
         fit = await self._fit(call, definition, output, limit, len(cost))
         if fit.uncut is not None:
-            return RenderedResult(framed(fit.uncut) + cost), None
-        truncated = truncate(output.items, fit.limit)
-        shown = framed(truncated.parts) + cost
-        missing = _left_out(truncated)
+            return ShownOutput(output, RenderedResult(framed(fit.uncut) + cost))
+        return await self._show_first_part(call, definition, output, fit, cost)
+
+    async def _show_first_part(
+        self, call: Call, definition: ToolDefinition, output: ToolOutput, fit: _Fit, cost: str
+    ) -> ShownOutput:
+        """Return the first part of an output that is too long, and the whole text if it may be stored."""
+        first = truncate(output.items, fit.limit)
+        text = framed(first.parts) + cost
+        missing = _missing(first)
         if not output.may_store:  # the page was read with "do not track"
-            why = f"{missing} They are not stored.{_shorter_result_advice(definition)}"
-            return RenderedResult(f"{shown}\n\n[{why}]", truncated=True), None
-        store = partial(stored_text, output.items, truncated.stored_items)
-        full_text = await asyncio.to_thread(store) if truncated.left > SMALL else store()
-        if not fit.can_continue:
-            why = f"{missing} This tool cannot show them.{_shorter_result_advice(definition)}"
-            return RenderedResult(f"{shown}\n\n[{why}]", truncated=True, artifact_ref=full_text.reference), full_text
-        return self._with_cursor(call, definition, shown, missing, full_text.reference, truncated.next), full_text
+            note = f"[{missing} They are not stored.{_shorter_result_advice(definition)}]"
+            return ShownOutput(output, RenderedResult(f"{text}\n\n{note}", truncated=True))
+        encode = partial(stored_text, output.items, first.stored_items)
+        full_text = await asyncio.to_thread(encode) if first.left_chars > SMALL else encode()
+        reference = full_text.reference
+        if fit.can_continue:
+            rendered = self._with_cursor(call, definition, text, missing, reference, first.next)
+        else:
+            note = f"[{missing} This tool cannot show them.{_shorter_result_advice(definition)}]"
+            rendered = RenderedResult(f"{text}\n\n{note}", truncated=True, artifact_ref=reference)
+        return ShownOutput(output, rendered, full_text)
 
     async def _fit(
-        self, call: Call, definition: ToolDefinition, output: ToolOutput, total: ResultLimit, note_chars: int
+        self, call: Call, definition: ToolDefinition, output: ToolOutput, limit: ResultLimit, note_chars: int
     ) -> _Fit:
-        """Return how the text fits into what notes of `note_chars`, and a state that is shown, leave of `total`.
+        """Return how the text of an output fits into `limit`, beside notes of `note_chars` and a state that is shown.
 
         The limit is higher if the model could not read on in a cut text.
         """
-        limit = _for_text(definition, output, total.minus(note_chars))
-        uncut = uncut_parts(output.items, limit)
+        text_limit = _limit_of_text(definition, output, limit.minus(note_chars))
+        uncut = uncut_parts(output.items, text_limit)
         if uncut is not None or not takes_cursor(definition):
-            return _Fit(limit, uncut, can_continue=True)
+            return _Fit(text_limit, uncut, can_continue=True)
         if not await self._schema_rejects_cursor(call, definition):
-            return _Fit(limit, uncut, can_continue=True)
+            return _Fit(text_limit, uncut, can_continue=True)
         max_chars = self._options.max_uncontinued_chars or _UNCONTINUED_FACTOR * self._options.max_result_chars
-        higher = ResultLimit(max_chars, _UNCONTINUED_FACTOR * total.tokens)
-        limit = _for_text(definition, output, higher.minus(note_chars))
-        return _Fit(limit, uncut_parts(output.items, limit), can_continue=False)
+        higher = ResultLimit(max_chars, _UNCONTINUED_FACTOR * limit.tokens)
+        text_limit = _limit_of_text(definition, output, higher.minus(note_chars))
+        return _Fit(text_limit, uncut_parts(output.items, text_limit), can_continue=False)
 
     async def later_part(
         self, call: Call, definition: ToolDefinition, cursor: str, max_result_tokens: int | None = None
@@ -147,14 +144,16 @@ class Pagination:
         # The first part has already shown the beginnings of the items, together at most `max_result_chars`. The
         # function `later_part` skips them, so load as much again.
         artifact = await load(position.start, 2 * self._options.max_result_chars)
-        # First lines of the code block or table that is cut at the cursor.
-        opening = "" if position.opening is None else (await load(position.opening, OPENING_CHARS)).text
+        opening = ""
+        if position.block_start is not None:
+            block = await load(position.block_start, OPENING_CHARS)
+            opening = opening_lines(block.text)
         stored_items = stored_items_of(artifact.items, artifact.chars)
-        place = Place(position.start, position.opening)
-        limit = self._limit(definition, max_result_tokens)
-        part = later_part(stored_items, place, artifact.text, opening_lines(opening), limit)
-        # A text that an earlier version stored has no items, and contains the marks around untrusted text.
-        parts = part.parts if artifact.items is not None else [without_frames(old) for old in part.parts]
+        place = Place(position.start, position.block_start)
+        part = later_part(stored_items, place, artifact.text, opening, self._limit(definition, max_result_tokens))
+        parts = part.parts
+        if artifact.items is None:  # an earlier version stored the text, with frames and without items
+            parts = tuple(map(without_old_frames, parts))
         shown = framed(parts)
         missing = f"{counted(_unseen_chars(stored_items, part.next), 'character', 'left')}."
         state = {"card_id": artifact.card_id, "from": position.start, "to": part.end, "chars": artifact.chars}
@@ -182,13 +181,16 @@ class Pagination:
             checked = await self._isolation.check_arguments(definition, check, call.project, _MAX_CHECK_S)
         except ToolError:  # the result is paid: rather show it with a cursor that the schema may refuse
             return False
-        self._rejects_cursor[definition.digest] = rejects = bool(checked.problems or checked.repairs)
+        rejects = bool(checked.problems or checked.repairs)
+        self._rejects_cursor[definition.digest] = rejects
         return rejects
 
     def _limit(self, definition: ToolDefinition, max_result_tokens: int | None) -> ResultLimit:
         """Return the limit of a result: the definition's, else that of the settings. The call may only lower it."""
         tokens = definition.max_result_tokens or self._options.max_result_tokens
-        return ResultLimit(self._options.max_result_chars, min(tokens, max_result_tokens or tokens))
+        if max_result_tokens:
+            tokens = min(tokens, max_result_tokens)
+        return ResultLimit(self._options.max_result_chars, tokens)
 
     def _with_cursor(
         self,
@@ -202,7 +204,7 @@ class Pagination:
         """Return a shown text, with a cursor if the stored text goes on at `place`; `missing` says how much."""
         if place is None:
             return RenderedResult(text, artifact_ref=reference)
-        position = Position(reference["card_id"], place.start, place.opening)
+        position = Position(reference["card_id"], place.start, place.block_start)
         cursor = self._cursors.issue(call.identity, position)
         next_call = "call this tool again" if takes_cursor(definition) else "call the tool that reads one page"
         note = f'[{missing} To continue at no cost, {next_call}, with only cursor "{cursor}".]'
@@ -214,8 +216,8 @@ def _shows_state(definition: ToolDefinition) -> bool:
     return definition.result_format != "text"
 
 
-def _for_text(definition: ToolDefinition, output: ToolOutput, limit: ResultLimit) -> ResultLimit:
-    """Return what a state that is shown leaves of a limit for the text."""
+def _limit_of_text(definition: ToolDefinition, output: ToolOutput, limit: ResultLimit) -> ResultLimit:
+    """Return what is left of a limit for the text, beside the state if that is shown."""
     return without_state(limit, output.state) if _shows_state(definition) else limit
 
 
@@ -227,8 +229,9 @@ def _cost_note(output: ToolOutput, above: int) -> str:
 
 def _shorter_result_advice(definition: ToolDefinition) -> str:
     """Return how a model gets a shorter result, if the definition takes an argument for that."""
-    if items := definition.built_in.list_argument:
-        return f" Give fewer {items}."
+    list_argument = definition.built_in.list_argument  # such as `urls`
+    if list_argument:
+        return f" Give fewer {list_argument}."
     accepted = definition.model_arguments & definition.built_in.arguments.model_fields.keys()
     for argument, way in _ADVICE.items():
         if argument in accepted:
@@ -237,20 +240,24 @@ def _shorter_result_advice(definition: ToolDefinition) -> str:
 
 
 def _unseen_chars(stored_items: Sequence[StoredItem], place: Place | None) -> int:
-    """Return how many characters after `place` the model has not been shown; `item.shown` is the end of what it was."""
+    """Return how many characters after `place` the model has not been shown."""
     if place is None:
         return 0
     return sum(max(0, item.end - max(item.shown, place.start)) for item in stored_items)
 
 
-def _left_out(truncated: Truncated) -> str:
-    """Return how much is missing.
+def _missing(first: Truncated) -> str:
+    """Return how much the first part does not show.
 
     For example `12 characters in 2 items are left out. The last item is left out altogether.`
     """
-    cut_items = sum(shown.left > 0 for shown in truncated.parts)
-    unseen = sum(shown.left > 0 and not shown.text for shown in truncated.parts)
-    where = f" in {counted(cut_items, 'item')}" if len(truncated.stored_items) > 1 else ""
-    unseen_items = "item is" if unseen == 1 else f"{unseen} items are"
-    note = f" The last {unseen_items} left out altogether." if unseen else ""
-    return f"{counted(truncated.left, 'character')}{where} {'is' if truncated.left == 1 else 'are'} left out.{note}"
+    cut_items = [part for part in first.parts if part.left_chars]
+    unseen = sum(not part.text for part in cut_items)
+    where = f" in {counted(len(cut_items), 'item')}" if len(first.stored_items) > 1 else ""
+    verb = "is" if first.left_chars == 1 else "are"
+    missing = f"{counted(first.left_chars, 'character')}{where} {verb} left out."
+    if unseen == 1:
+        missing += " The last item is left out altogether."
+    elif unseen:
+        missing += f" The last {unseen} items are left out altogether."
+    return missing

@@ -1,6 +1,7 @@
 """Run one tool call for any door; `ToolRunner.run` has the steps.
 
-The door finds the definition, has `ToolRunner.new_call` make the `Call`, sets the deadline, and stores the result.
+A *door* brings a call in and takes its result out: the kernel door, the MCP door or the HTTP door. It finds the tool's
+definition, has `ToolRunner.new_call` make the `Call`, sets the deadline, and stores the result.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ log = logging.getLogger(__name__)
 _without_key_shapes = Redactor(where="error").value
 """Masks in a failure what has the shape of a key, for example a key that a definition holds by mistake.
 
-It masks no secret by its value. A failure quotes the arguments, so a caller could test guesses of a secret: he calls
-with `url: abc123`, and a mask in place of `abc123` in the error would tell him that `abc123` is the secret.
+It masks no secret by its value. A failure quotes the arguments, so a caller could test guesses of a secret: after a
+call with `url: abc123`, a mask in place of `abc123` in the error would tell that `abc123` is the secret.
 """
 
 _WRITE_GRACE_S = 2.0  # that a cancelled call still gets to store its cost
@@ -100,16 +101,16 @@ class ToolRunner:
         memory = self._backend.call_memory(identity.project_id)
         return Call(identity, memory, slot, quota_namespace=self._options.quota_namespace)
 
-    async def run(self, call: Call, definition: ToolDefinition, given: ToolCall, deadline: Deadline) -> RunResult:
+    async def run(self, call: Call, definition: ToolDefinition, tool_call: ToolCall, deadline: Deadline) -> RunResult:
         """Run a call within its memory. Raises Unavailable and CancelledError; any other failure becomes its result.
 
-        `given` is the decoded card with the model's arguments.
+        `tool_call` has the model's arguments.
         """
         started = time.monotonic()
         session_id: str | None = None
         full_text = None
         try:
-            arguments = await self._arguments(call, definition, given, deadline)
+            arguments = await self._arguments(call, definition, tool_call, deadline)
             session_id = arguments.session_id
             _log_start(call, definition, arguments)
             self._check_switch(call.project, definition.tool_name)
@@ -126,14 +127,18 @@ class ToolRunner:
         return RunResult(fields, full_text)
 
     async def _arguments(
-        self, call: Call, definition: ToolDefinition, given: ToolCall, deadline: Deadline
+        self, call: Call, definition: ToolDefinition, tool_call: ToolCall, deadline: Deadline
     ) -> Arguments:
         """Return the arguments that the call runs with. Raises ToolError.
 
-        Four steps: render defaults and separate the model's arguments, check both against the schema, merge them with
-        the fixed values and the secrets, and leave out arguments that neither the definition nor Jina knows.
+        Four steps:
+
+        1. Tell the model's arguments from those that the kernel has added, and render the definition's defaults.
+        2. Check both against the definition's schema.
+        3. Merge them with the fixed values and the secrets.
+        4. Leave out arguments that neither the definition nor Jina knows.
         """
-        prepared = self._options.arguments.prepare(definition, given, call.identity)
+        prepared = self._options.arguments.prepare(definition, tool_call, call.identity)
         wait_s = deadline.remaining()
         checked = await self._options.isolation.check_arguments(definition, prepared.check, call.project, wait_s)
         merged = prepared.finish(checked)
@@ -143,21 +148,21 @@ class ToolRunner:
         self, call: Call, definition: ToolDefinition, arguments: Arguments, deadline: Deadline
     ) -> ShownOutput:
         """Return what the call asks for: a new result, a later part of an earlier one, or a search in that."""
-        wanted = result_request(definition, arguments)
-        if wanted.cursor is None:
+        request = result_request(definition, arguments)
+        if request.cursor is None:
             # The backend checks the switch again after each wait for a permit. The function must not refer to `call`,
-            # which refers to the function: only a collection of garbage would free such a cycle.
+            # as `call` refers to the function: only the garbage collector would free such a cycle.
             call.recheck = partial(self._check_switch, call.project, definition.tool_name)
             output = await self._backend.run(definition, arguments, deadline, call)
-            return await self._pagination.show(call, definition, output, wanted.max_tokens)
-        if wanted.search is None:
-            return await self._pagination.later_part(call, definition, wanted.cursor, wanted.max_tokens)
+            return await self._pagination.show(call, definition, output, request.max_tokens)
+        if request.search is None:
+            return await self._pagination.later_part(call, definition, request.cursor, request.max_tokens)
         # A search reads the whole text and may take seconds, and nothing in it ends at the deadline by itself.
         async with _search_limit(deadline):
-            return await self._pagination.search(call, definition, wanted.search, wanted.cursor, wanted.max_tokens)
+            return await self._pagination.search(call, definition, request.search, request.cursor, request.max_tokens)
 
     def _check_switch(self, project: str, tool_name: str) -> None:
-        """Raise ToolNotAvailable if an operator has disabled the tool, perhaps since the call began."""
+        """Raise ToolNotAvailable if an operator has disabled the tool, which may be since the call began."""
         self._switches.check(project, tool_name)
 
     def failure_result(

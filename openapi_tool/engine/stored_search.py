@@ -6,9 +6,7 @@ words are looked for. `tools/stored_search.py` finds the passages; this module l
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from openapi_tool.engine.call import Call
 from openapi_tool.engine.ports import Artifacts
@@ -18,22 +16,16 @@ from openapi_tool.protocol.errors import ToolTimeout
 from openapi_tool.protocol.identity import CallIdentity
 from openapi_tool.protocol.records import Artifact
 from openapi_tool.tools.arguments import FIND, QUESTION
+from openapi_tool.tools.boundaries import boundary
 from openapi_tool.tools.cursors import Cursors, Position, unknown_cursor
-from openapi_tool.tools.frames import INTRO_CHARS, Part, framed, without_frames
+from openapi_tool.tools.frames import INTRO_CHARS, Part, framed, without_old_frames
 from openapi_tool.tools.output import Item, ToolOutput
 from openapi_tool.tools.result import RenderedResult, ShownOutput
+from openapi_tool.tools.result_limit import FRAME_CHARS, MIN_TEXT_CHARS, ResultLimit
+from openapi_tool.tools.stored_items import StoredItem, stored_items_of
 from openapi_tool.tools.stored_search import SEARCH_TEXT, Found, found_passages, search_task, search_text
 from openapi_tool.tools.text_search import MAX_SHOWN, SearchRequest
-from openapi_tool.tools.tokens import estimate_tokens, fitting_chars
-from openapi_tool.tools.truncation import (
-    FRAME_CHARS,
-    FRAME_CHARS_PER_TOKEN,
-    MIN_CHARS,
-    ResultLimit,
-    StoredItem,
-    boundary,
-    stored_items_of,
-)
+from openapi_tool.tools.tokens import fitting_chars
 from openapi_tool.tools.wording import counted
 
 _WINDOW_CHARS = 512 * 1024  # read from the database at once
@@ -63,13 +55,14 @@ class StoredSearch:
             artifact, text = await self._load(call.identity, position.card_id)
             items = stored_items_of(artifact.items, artifact.chars)
             found = await self._search(call, text, items, request.text, phrase_from)
-        chars = sum(item.end - item.start for item in items)
-        new_cursor = partial(self._new_cursor, call.identity, artifact.card_id)
-        result = _SearchResult(new_cursor, artifact, chars, found, limit)
-        return result.of_question(cursor) if phrase_from is None else result.of_phrase(cursor)
+        searched_chars = sum(item.end - item.start for item in items)
+        result = _SearchResult(self._cursors, call.identity, artifact, searched_chars, found, limit)
+        if phrase_from is None:
+            return result.of_question(cursor)
+        return result.of_phrase(cursor)
 
     async def _load(self, owner: CallIdentity, card_id: str) -> tuple[Artifact, bytearray]:
-        """Return the last window of an artifact, for its facts, and the whole text in UTF-8.
+        """Return the whole text of an artifact in UTF-8, and its last window, which tells size and items of the whole.
 
         The text is read in windows, because to decode megabytes at once would block the event loop.
         """
@@ -97,9 +90,6 @@ class StoredSearch:
                 "The search took too long and was given up; read on with only the cursor, or search again later."
             ) from None
 
-    def _new_cursor(self, owner: CallIdentity, card_id: str, start: int, opening: int | None = None) -> str:
-        return self._cursors.issue(owner, Position(card_id, start, opening))
-
 
 async def load_window(artifacts: Artifacts, owner: CallIdentity, card_id: str, start: int, chars: int) -> Artifact:
     """Return at most `chars` characters of a stored text, from `start` on. Raises NotFound if there are none."""
@@ -111,40 +101,39 @@ async def load_window(artifacts: Artifacts, owner: CallIdentity, card_id: str, s
 
 @dataclass(frozen=True, slots=True)
 class _SearchResult:
-    """What a model is shown of a search, within `limit`.
+    """What a model is shown of a search in the text `artifact` of `owner`, within `limit`.
 
-    `new_cursor` makes a cursor for a place of the text: `new_cursor(start)`, or `new_cursor(start, opening)` within a
-    code block or table. `chars` is the length of the searched text.
+    `searched_chars` is the length of the searched text: all web content, without what this service adds to it.
     """
 
-    new_cursor: Callable[..., str]
+    cursors: Cursors
+    owner: CallIdentity
     artifact: Artifact
-    chars: int
+    searched_chars: int
     found: Found
     limit: ResultLimit
 
     def of_phrase(self, cursor: str) -> ShownOutput:
         """Return the places of a phrase: those after the cursor or, if there are none, those before it."""
-        places_before = self.found.before
-        places_after = self.found.after
-        total = places_before + places_after
-        if not total:
+        before = self.found.before
+        after = self.found.after
+        if not before and not after:
             return self._no_match(
                 f"Not found in {self._searched}. Try fewer or other words, in the language of the text, or {QUESTION} "
                 f"in place of {FIND}",
                 cursor,
             )
         parts = self._parts(_PHRASE_NOTES_CHARS)
-        first = f"[Found in {counted(total, 'place')} of {self._searched}; {len(parts)} shown. {_READ_ON}"
-        if places_before and places_after:
-            first += f' {places_before:,} before your cursor: for those give cursor "{self.new_cursor(0)}" and {FIND}.'
-        left = (places_after or places_before) - len(parts)
-        following = None
+        first = f"[Found in {counted(before + after, 'place')} of {self._searched}; {len(parts)} shown. {_READ_ON}"
+        if before and after:
+            first += f' {before:,} before your cursor: for those give cursor "{self._new_cursor(0)}" and {FIND}.'
+        not_shown = (after or before) - len(parts)
+        next_places = None
         last = ""
-        if left:
-            following = self.new_cursor(self.found.passages[len(parts)].at)
-            last = f'[{counted(left, "more place")}: call again with the same {FIND} and cursor "{following}".]'
-        return self._shown(f"{first}]", parts, last, following, total)
+        if not_shown:
+            next_places = self._new_cursor(self.found.passages[len(parts)].match_start)
+            last = f'[{counted(not_shown, "more place")}: call again with the same {FIND} and cursor "{next_places}".]'
+        return self._shown(f"{first}]", parts, last, next_places, before + after)
 
     def of_question(self, cursor: str) -> ShownOutput:
         """Return the passages that match a question best."""
@@ -158,7 +147,7 @@ class _SearchResult:
 
     @property
     def _searched(self) -> str:
-        return f"the {self.chars:,} characters stored of this result"
+        return f"the {self.searched_chars:,} characters stored of this result"
 
     def _no_match(self, why: str, cursor: str) -> ShownOutput:
         """Return a result without passages: `[WHY; or read on with only cursor "…".]`."""
@@ -166,39 +155,45 @@ class _SearchResult:
 
     def _parts(self, reserved_chars: int) -> list[Part]:
         """Return as many passages as fit beside `reserved_chars`, at least one; the last may be cut."""
-        chars_left = self.limit.chars - INTRO_CHARS - reserved_chars
-        tokens_left = self.limit.tokens - (INTRO_CHARS + reserved_chars) // FRAME_CHARS_PER_TOKEN
+        space = self.limit.space(INTRO_CHARS + reserved_chars)
         parts: list[Part] = []
         for number, passage in enumerate(self.found.passages[:MAX_SHOWN], start=1):
-            heading = f'[{number}: {passage.where}; cursor "{self.new_cursor(passage.start, passage.opening)}"]'
-            around_chars = len(heading) + len(passage.lines) + FRAME_CHARS
-            chars_left -= around_chars
-            tokens_left -= around_chars // FRAME_CHARS_PER_TOKEN
-            is_full = chars_left < MIN_CHARS or tokens_left < MIN_CHARS // FRAME_CHARS_PER_TOKEN
-            if parts and is_full:
+            cursor = self._new_cursor(passage.start, passage.block_start)
+            heading = f'[{number}: {passage.where}; cursor "{cursor}"]'
+            space.take_frame(len(heading) + len(passage.repeated) + FRAME_CHARS)
+            if parts and space.is_full:
                 break
-            max_chars = max(min(chars_left, fitting_chars(passage.text, tokens_left)), MIN_CHARS)
-            text = passage.text[: boundary(passage.text, max_chars)]
-            chars_left -= len(text)
-            tokens_left -= estimate_tokens(text)
-            parts.append(Part(text, heading, passage.lines))
+            max_chars = min(space.chars, fitting_chars(passage.text, space.tokens))
+            text = passage.text[: boundary(passage.text, max(max_chars, MIN_TEXT_CHARS))]
+            space.take_text(text)
+            parts.append(Part(text, heading, passage.repeated))
         return parts
 
+    def _new_cursor(self, start: int, block_start: int | None = None) -> str:
+        return self.cursors.issue(self.owner, Position(self.artifact.card_id, start, block_start))
+
     def _shown(
-        self, first: str, parts: list[Part], last: str = "", following: str | None = None, total: int | None = None
+        self, first: str, parts: list[Part], last: str = "", next_places: str | None = None, places: int | None = None
     ) -> ShownOutput:
         """Return passages between a `first` and a `last` line.
 
-        `following` is the cursor of the next places of a phrase, `total` the number of all its places.
+        Only a search for a phrase gives `next_places`, the cursor of the next ones, and `places`, the number of all.
         """
-        if self.artifact.items is None:  # an earlier version stored the text, with the marks around untrusted text
-            parts = [without_frames(part) for part in parts]
-        shown = "\n\n".join(filter(None, (first, framed(parts), last)))
-        state = {
+        if self.artifact.items is None:  # an earlier version stored the text, with frames and without items
+            parts = [without_old_frames(part) for part in parts]
+        lines = [first, framed(parts), last]
+        shown = "\n\n".join(line for line in lines if line)
+        state: dict[str, object] = {
             "card_id": self.artifact.card_id,
             "chars": self.artifact.chars,
             "passages": [{"from": passage.start} for passage in self.found.passages[: len(parts)]],
-            **({} if total is None else {"places": total}),
         }
-        rendered = RenderedResult(shown, following is not None, self.artifact.reference, following)
+        if places is not None:
+            state["places"] = places
+        rendered = RenderedResult(
+            shown,
+            truncated=next_places is not None,
+            artifact_ref=self.artifact.reference,
+            next_cursor=next_places,
+        )
         return ShownOutput(ToolOutput((Item(caption=shown),), state), rendered)

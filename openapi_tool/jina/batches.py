@@ -1,6 +1,7 @@
 """Batches: one call with a list of queries or addresses, its *items*. Splits the call, and joins the outputs.
 
-A repeated item is requested once, so `outcomes` below has each different item once.
+The *outcome* of an item is its output or its error. A repeated item is requested once, so `outcomes` below has each
+different item once.
 """
 
 from __future__ import annotations
@@ -27,46 +28,51 @@ def batch_items(definition: ToolDefinition, arguments: Arguments, max_items: int
 
     Raises BadRequest for invalid items, or ToolMisconfigured if the definition sets them. The error names all of them.
     """
-    plural = definition.built_in.list_argument
-    if plural is None:
+    list_argument = definition.built_in.list_argument  # `urls`, for example
+    if list_argument is None:
         return None
     problems = item_problems(definition, arguments, max_items)
-    item_errors = [problem for problem in problems if problem.path[0] == plural]
-    is_set_by_definition = plural in arguments.values and plural not in arguments.by_model
+    item_errors = [problem for problem in problems if problem.path[0] == list_argument]
+    is_set_by_definition = list_argument in arguments.values and list_argument not in arguments.by_model
     if item_errors and is_set_by_definition:
-        group = ("options", "args", "fixed" if plural in definition.fixed else "defaults")
+        group = ("options", "args", "fixed" if list_argument in definition.fixed else "defaults")
         lines = [str(replace(problem, path=(*group, *problem.path))) for problem in item_errors]
         raise unusable(definition.tool_name, listed(lines))
     if problems:
         raise correction_error(listed([f"{argument_path(problem.path)}: {problem.message}" for problem in problems]))
-    return list(cast("list[str]", arguments.values[plural]))
+    return list(cast("list[str]", arguments.values[list_argument]))
 
 
 def item_problems(definition: ToolDefinition, arguments: Arguments, max_items: int) -> list[Problem]:
     """Return the problems of the items, and of a query or address that is given beside the list."""
-    plural = definition.built_in.list_argument or ""
-    items = arguments.values.get(plural)
-    single = [name for name in sorted(arguments.by_model) if fold(name) in definition.operation.main_parameter_names]
-    problems = [Problem((name,), f"is not an argument of this tool, which takes {plural}") for name in single]
+    list_argument = definition.built_in.list_argument or ""
+    items = arguments.values.get(list_argument)
+    problems: list[Problem] = []
     if not isinstance(items, list) or not 1 <= len(items) <= max_items:
-        return [Problem((plural,), f"must be a list of 1 to {max_items} texts"), *problems]
-    wrong = [place for place, item in enumerate(items) if not isinstance(item, str) or not item.strip()]
-    return [*(Problem((plural, place), "must be a text that is not empty") for place in wrong), *problems]
+        problems.append(Problem((list_argument,), f"must be a list of 1 to {max_items} texts"))
+    else:
+        for index, item in enumerate(items):
+            if not isinstance(item, str) or not item.strip():
+                problems.append(Problem((list_argument, index), "must be a text that is not empty"))
+    single = [name for name in sorted(arguments.by_model) if fold(name) in definition.operation.main_parameter_names]
+    problems += [Problem((name,), f"is not an argument of this tool, which takes {list_argument}") for name in single]
+    return problems
 
 
 def item_arguments(definition: ToolDefinition, arguments: Arguments, item: str) -> Arguments:
     """Return the arguments for one item: the item in place of the list, and all other arguments."""
     operation = definition.operation
-    plural = definition.built_in.list_argument
-    shared = {
+    list_argument = definition.built_in.list_argument
+    values = {
         name: value
         for name, value in arguments.values.items()
-        if name != plural and fold(name) not in operation.main_parameter_names
+        if name != list_argument and fold(name) not in operation.main_parameter_names
     }
-    by_model = arguments.by_model - {plural}
-    if plural in arguments.by_model:
+    values[operation.argument] = item
+    by_model = arguments.by_model - {list_argument}
+    if list_argument in arguments.by_model:
         by_model |= {operation.argument}
-    return replace(arguments, values={**shared, operation.argument: item}, by_model=by_model)
+    return replace(arguments, values=values, by_model=by_model)
 
 
 def batch_output(items: Sequence[str], outcomes: Mapping[str, ToolOutput | ToolError]) -> ToolOutput:
@@ -75,10 +81,11 @@ def batch_output(items: Sequence[str], outcomes: Mapping[str, ToolOutput | ToolE
     errors = {item: outcome for item, outcome in outcomes.items() if isinstance(outcome, ToolError)}
     if not outputs:
         raise _all_failed(items, errors)
-    succeeded = sum(item in outputs for item in items)
-    without_page = sum(item in outputs and _is_not_the_page(outputs[item]) for item in items)
-    head = _head(succeeded, without_page, len(items))
-    shown = [Item(caption=head)] if head else []
+    succeeded_items = [item for item in items if item in outputs]
+    succeeded = len(succeeded_items)
+    without_page = sum(_is_not_the_page(outputs[item]) for item in succeeded_items)
+    summary = _summary(succeeded, without_page, len(items))
+    shown = [Item(caption=summary)] if summary else []
     for item, outcome in outcomes.items():
         shown += _labelled(items, item, outcome)
     state: dict[str, object] = {"succeeded": succeeded, "failed": len(items) - succeeded}
@@ -112,21 +119,23 @@ def _is_not_the_page(output: ToolOutput) -> bool:
     return isinstance(warnings, list) and not NOT_THE_PAGE.isdisjoint(warnings)
 
 
-def _head(succeeded: int, without_page: int, count: int) -> str:
-    """Return what a reader of a batch must know first: how many of `count` items are what was asked for.
+def _summary(succeeded: int, without_page: int, count: int) -> str:
+    """Return what the model must know first: how many of `count` items are what was asked for.
 
-    Of those that `succeeded`, `without_page` have a text that is not the page. The head is empty if all is well.
+    Of those that `succeeded`, `without_page` have a text that is not the page. The summary is empty if all is well.
     """
     failed = count - succeeded
+    if not failed and not without_page:
+        return ""
     if not without_page:
-        return f"{succeeded} of {count} succeeded; the errors of the others are below." if failed else ""
+        return f"{succeeded} of {count} succeeded; the errors of the others are below."
     text = f"{succeeded - without_page} of {count} succeeded. Without the page: {without_page}, see the warning below."
     return f"{text} Failed: {failed}, see the error below." if failed else text
 
 
 def _positions(items: Sequence[str], item: str) -> str:
     """Return the positions of an item in the list, such as `1 and 3` for one that is repeated."""
-    return " and ".join(str(number) for number, given in enumerate(items, start=1) if given == item)
+    return " and ".join(str(number) for number, other in enumerate(items, start=1) if other == item)
 
 
 def _state(outcome: ToolOutput | ToolError) -> dict[str, Any]:
@@ -138,11 +147,13 @@ def _state(outcome: ToolOutput | ToolError) -> dict[str, Any]:
 def _all_failed(items: Sequence[str], errors: Mapping[str, ToolError]) -> ToolError:
     """Return the error of a batch without success. It has the type of the first error."""
     first = next(iter(errors.values()))
+    results = [{"item": item[:_DETAIL_CHARS], **error.as_error()} for item, error in errors.items()]
+    waits = [error.retry_after for error in errors.values() if error.retry_after]
     failure = type(first)(
         _all_reasons(items, errors),
-        detail={"results": [{"item": item[:_DETAIL_CHARS], **error.as_error()} for item, error in errors.items()]},
+        detail={"results": results},
         retryable=any(error.retryable for error in errors.values()),
-        retry_after=max(filter(None, (error.retry_after for error in errors.values())), default=None),
+        retry_after=max(waits, default=None),
         http_status=first.http_status,
     )
     usage = sum(map(cost, errors.values()), Usage())
@@ -151,11 +162,16 @@ def _all_failed(items: Sequence[str], errors: Mapping[str, ToolError]) -> ToolEr
 
 
 def _all_reasons(items: Sequence[str], errors: Mapping[str, ToolError]) -> str:
-    """Return each reason once, such as `Every item failed. 1 (ITEM), 3 (ITEM): REASON 2 (ITEM): REASON`."""
-    named: dict[str, list[str]] = {}
+    """Return each reason once, such as `Every item failed. 1 (ITEM), 3 (ITEM): REASON 2 (ITEM): REASON`.
+
+    If all have the same reason, return only that.
+    """
+    names_by_reason: dict[str, list[str]] = {}
     for item, error in errors.items():
         name = f"{_positions(items, item)} ({one_line(item)[:_SHOWN_CHARS]})"
-        named.setdefault(error.message, []).append(name)
-    if len(named) == 1:
-        return next(iter(named))
-    return "Every item failed. " + " ".join(f"{', '.join(names)}: {reason}" for reason, names in named.items())
+        names_by_reason.setdefault(error.message, []).append(name)
+    if len(names_by_reason) == 1:
+        (reason,) = names_by_reason
+        return reason
+    reasons = [f"{', '.join(names)}: {reason}" for reason, names in names_by_reason.items()]
+    return "Every item failed. " + " ".join(reasons)

@@ -33,11 +33,12 @@ LARGE_READS = 8
 
 _MAX_LENGTH_DIGITS = 19  # of Content-Length that are read; bounds the time of int()
 
-# After a body that is too large was given up, its rest is read for its cost alone.
-_READ_ON_S = 2.0  # for that
-_TAIL_BYTES = 4 * 1024  # of the end of a body, which contain the cost
+# The end of a body states what it cost. Of a body that is too large, the rest is read only for that.
+_READ_ON_S = 2.0  # maximum time to read the rest
+_TAIL_BYTES = 4 * 1024  # at the end of a body, which contain the cost
+# `"meta": {"usage": {"tokens": 1234}}}` at the end of each response. A text in it cannot look like this, as its quotes
+# are escaped.
 _COST = re.compile(rb'"meta"\s*:\s*\{\s*"usage"\s*:\s*\{\s*"tokens"\s*:\s*([0-9]{1,9})\s*\}\s*\}\s*\}\s*$')
-"""The end of each response: what it cost. A text in the response cannot look like it, as its quotes are escaped."""
 
 
 class BodyReader:
@@ -59,7 +60,7 @@ class BodyReader:
             await self._fill(body, chunks, response.headers.get("content-length", ""), context)
         except BaseException as error:
             tail = bytes(body[-_TAIL_BYTES:])
-            body.clear()  # a traceback in a reference cycle keeps this frame alive until the next garbage collection
+            body.clear()  # free it now: the error's traceback may keep this frame alive until a garbage collection
             if isinstance(error, TimeoutError):
                 raise UpstreamUnavailable(
                     "The response arrived too slowly and was given up; try again, ask for less or use another source."
@@ -87,19 +88,19 @@ class BodyReader:
         self, body: bytearray, chunk: bytes, chunks: AsyncIterator[bytes], max_size: int, context: RequestContext
     ) -> None:
         """Append `chunk` and the rest of a large body; reserve at most `max_size` in advance."""
-        held = SMALL  # bytes of the body that `context` has memory for; the first SMALL need none
-        next_check = 0  # size of the body at which its time limit begins anew
+        reserved = SMALL  # memory of `context` for the body; the first SMALL bytes need none
+        next_goal = 0  # size that the body must have within `pace_s`
         clock = asyncio.get_running_loop().time
         async with asyncio.timeout(None) as pace:
             while chunk:
-                if context.body_bytes > held:
-                    held = max(min(2 * held, max_size), context.body_bytes)
-                    next_check = 0
+                if context.body_bytes > reserved:
+                    reserved = max(min(2 * reserved, max_size), context.body_bytes)
+                    next_goal = 0
                     pace.reschedule(None)  # do not count the wait for memory against the upstream
-                    await context.hold(held)
+                    await context.hold(reserved)
                 body += chunk
-                if len(body) >= next_check:
-                    next_check = len(body) + _PACE_BYTES
+                if len(body) >= next_goal:
+                    next_goal = len(body) + _PACE_BYTES
                     pace.reschedule(clock() + self._pace_s)
                 await self._next_iteration()
                 chunk = await anext(chunks, b"")
@@ -123,7 +124,7 @@ class BodyReader:
         return int(stated[1]) if stated else 0
 
     async def _next_iteration(self) -> None:
-        """Wait for the next iteration of the event loop in which fewer than LARGE_READS bodies continue."""
+        """Wait for the next iteration of the event loop in which fewer than LARGE_READS bodies are read on."""
         async with self._large_reads:
             await asyncio.sleep(0)
 

@@ -25,8 +25,8 @@ MIN_FIVE_DIGIT_STATUS = 10_000  # a smaller `status` in a body is an HTTP status
 class Rule:
     """The error that one kind of failed response becomes.
 
-    - `message`: what the model is told. With `reason`, the upstream's own text follows it, unless the response is a
-      5xx.
+    - `message`: what the model is told.
+    - `quotes_reason`: the upstream's own text follows the message, unless the response is a 5xx.
     - `max_retries`: retries within the call.
     - `retryable`: a later or smaller call may succeed, even if the call itself makes no retries.
     - `timed_out`: more time might have helped.
@@ -37,7 +37,7 @@ class Rule:
     message: str
     max_retries: int = 0
     retryable: bool = False
-    reason: bool = True
+    quotes_reason: bool = True
     timed_out: bool = False
     remedy: tuple[str, str] = ("", "")
 
@@ -74,7 +74,9 @@ _BY_FIVE_DIGIT_STATUS: Mapping[int, Rule] = {
     40003: Rule(errors.UpstreamUnavailable, "The page's transfer broke off; try again.", max_retries=ONCE),
     40004: Rule(errors.UpstreamRejected, "The page is of a type that cannot be read; use another source."),
     40104: Rule(
-        errors.AuthFailed, "The account of this tool's key is not verified; an operator must verify it.", reason=False
+        errors.AuthFailed,
+        "The account of this tool's key is not verified; an operator must verify it.",
+        quotes_reason=False,
     ),
     40202: Rule(errors.AuthFailed, "The operator's plan does not include this feature; call without it."),
     40301: Rule(
@@ -93,7 +95,9 @@ _BY_FIVE_DIGIT_STATUS: Mapping[int, Rule] = {
 
 _BY_HTTP_STATUS: Mapping[int, Rule] = {
     400: Rule(errors.BadRequest, "The request was refused; correct the arguments and call again."),
-    401: Rule(errors.AuthFailed, "The key of this tool was refused; an operator must set a valid one.", reason=False),
+    401: Rule(
+        errors.AuthFailed, "The key of this tool was refused; an operator must set a valid one.", quotes_reason=False
+    ),
     402: Rule(errors.BudgetExceeded, _ACCOUNT),
     403: Rule(errors.AuthFailed, _ACCOUNT),
     404: Rule(errors.UpstreamRejected, "The service has no such route; an operator must check the tool's definition."),
@@ -108,7 +112,9 @@ _BY_HTTP_STATUS: Mapping[int, Rule] = {
     412: Rule(errors.BadRequest, "The request holds too many items; ask for fewer."),
     413: Rule(errors.UpstreamRejected, "The request is too large; shorten it."),
     422: REFUSED,
-    429: Rule(errors.RateLimited, "The rate limit is reached; wait, then call again.", max_retries=SOME, reason=False),
+    429: Rule(
+        errors.RateLimited, "The rate limit is reached; wait, then call again.", max_retries=SOME, quotes_reason=False
+    ),
     431: Rule(errors.BadRequest, "The request is too large; shorten it."),
     451: Rule(errors.TargetRefused, "This target is blocked for legal reasons; use another source."),
     500: Rule(errors.UpstreamUnavailable, _BUSY, max_retries=ONCE),
@@ -129,13 +135,13 @@ def worded(messages: Mapping[int, str]) -> dict[int, Rule]:
 REDIRECT = Rule(
     errors.UpstreamRejected,
     "The service answered with a redirect, which is not followed; an operator must check the tool's definition.",
-    reason=False,
+    quotes_reason=False,
 )
 EDGE_BLOCK = Rule(
     errors.UpstreamUnavailable,
     "The service's own protection refused this request; try again in a moment.",
     max_retries=ONCE,
-    reason=False,
+    quotes_reason=False,
 )
 """For a 403 without a body: a proxy in front of the upstream sends it."""
 

@@ -54,7 +54,7 @@ _ERROR_NAME = re.compile(r"\b(?:[A-Z]\w*)?Error(?:\((?P<path>[^()]*)\))?(?:: |$)
 _HTTP_STATUSES = range(100, 600)
 
 _SELECTORS = ("targetSelector", "waitForSelector", "removeSelector")
-_NO_MATCH = " with target selector "
+_NO_MATCH = " with target selector "  # in the upstream's message that nothing on a page matches it
 _BAD_SELECTOR = re.compile(
     r"Failed to process the page: (?:Expected |Unmatched |Empty sub-selector|Malformed |Unknown pseudo|Attribute sel)"
     r"|not a valid selector"
@@ -109,7 +109,7 @@ def upstream_failure(
     if http_status == HTTPStatus.UNPROCESSABLE_ENTITY:
         advice = _selector_advice(envelope, context.names)
         if advice:
-            rule = replace(rule, message=advice, reason=False)
+            rule = replace(rule, message=advice, quotes_reason=False)
     if rule.error is errors.TargetRefused:
         blocked_s = _blocked_s(envelope)
         if blocked_s is not None:
@@ -147,14 +147,15 @@ def status_inside(body: Mapping[str, Any]) -> int:
     Either may be a text of digits. A `code` that is no HTTP status counts as 502. A `status` of five digits begins with
     the HTTP status.
     """
-    given = body.get("code")
-    code = int(given) if isinstance(given, bool) else whole_number(given)
+    member = body.get("code")
+    code = int(member) if isinstance(member, bool) else whole_number(member)
     if code is not None and code != HTTPStatus.OK:
         return code if code in _HTTP_STATUSES else HTTPStatus.BAD_GATEWAY
     status = whole_number(body.get("status"))
     if status is None:
         return HTTPStatus.OK
-    status = status // 100 if status >= MIN_FIVE_DIGIT_STATUS else status
+    if status >= MIN_FIVE_DIGIT_STATUS:
+        status //= 100
     return status if status in _HTTP_STATUSES else HTTPStatus.OK
 
 
@@ -187,7 +188,9 @@ def _rule(http_status: int, envelope: Mapping[str, Any], failures: Failures) -> 
         by_text = _rule_by_text(envelope, failures, rules)
         if by_text is not None:
             return by_text
-    return rules.get(http_status, SERVER_FAILED if http_status >= HTTPStatus.INTERNAL_SERVER_ERROR else REFUSED)
+    if http_status in rules:
+        return rules[http_status]
+    return SERVER_FAILED if http_status >= HTTPStatus.INTERNAL_SERVER_ERROR else REFUSED
 
 
 def _rule_by_text(envelope: Mapping[str, Any], failures: Failures, rules: Mapping[int, Rule]) -> Rule | None:
@@ -218,17 +221,17 @@ def _message_by_text(envelope: Mapping[str, Any], own_words: str, failures: Fail
 
 def _selector_advice(envelope: Mapping[str, Any], names: Mapping[str, str]) -> str:
     """Return advice about the model's CSS selectors if one made the request fail, else an empty text."""
-    given = {name: names[name] for name in _SELECTORS if name in names}
-    if not given:
+    selectors = {name: names[name] for name in _SELECTORS if name in names}
+    if not selectors:
         return ""
     text = _text(envelope)[:_MAX_READ_CHARS]
-    target = given.get("targetSelector")
-    wait = given.get("waitForSelector")
+    target = selectors.get("targetSelector")
+    wait = selectors.get("waitForSelector")
     if target and _NO_MATCH in text:
         return f"{target}: matches nothing on the page; use another selector, or read the page without one."
     if _BAD_SELECTOR.search(text):
-        selectors = " or ".join(given.values())
-        return f"{selectors}: is no CSS selector that the service understands; correct it, or leave it out."
+        listed = " or ".join(selectors.values())
+        return f"{listed}: is no CSS selector that the service understands; correct it, or leave it out."
     if wait and _TIMED_OUT.search(_own_words(envelope)):
         return f"The page took too long: perhaps nothing on it matches {wait}; correct it, or leave it out."
     return ""
@@ -248,7 +251,7 @@ def _message(rule: Rule, http_status: int, envelope: Mapping[str, Any], context:
     argument, remedy = rule.remedy
     if argument and context.offers(argument):
         message = f"{message} {remedy}"
-    if not rule.reason or http_status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+    if not rule.quotes_reason or http_status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return message
     reason = _reason(envelope, context)
     return f"{message} The service says: {quoted(reason)}" if reason else message
@@ -281,9 +284,10 @@ def _refused_value(envelope: Mapping[str, Any], redactor: Redactor) -> str:
 
 def _models_name(parameter: str, names: Mapping[str, str]) -> str:
     """Return the model's name for a parameter, which the upstream names without its parent; else the parameter."""
-    for name, given in names.items():
-        if name.rpartition(".")[2] == parameter:
-            return given
+    for name, models_name in names.items():
+        _, _, last = name.rpartition(".")
+        if last == parameter:
+            return models_name
     return parameter
 
 

@@ -16,7 +16,7 @@ from openapi_tool.jina.hosts import host_of, is_lookalike
 _NON_TEXT_BODIES = ("html", "chunks", "screenshotUrl", "pageshotUrl")
 """Fields with a form of the page other than its text; a page with one of them is not empty."""
 _WALLS = ("captcha", "login", "consent")
-"""Types of barriers in place of a page: they are the cause of all that is missing."""
+"""Types of barriers in place of a page. They are the cause of all that is missing, so no other warning is needed."""
 _UNCERTAIN = ("not_loaded", "may_be_captcha")
 """Types of the upstream's warnings that say "maybe", which a barrier that was recognized replaces."""
 
@@ -27,11 +27,14 @@ _MAX_WARNING_CHARS = 20_000  # of a warning that are read
 def warning_types(item: Mapping[str, Any], *, with_text: bool) -> tuple[str, ...]:
     """Return the types of all warnings but that of the host; `with_text` means that the page's text was asked for."""
     barrier = _barrier(item, with_text=with_text)
-    types = [barrier, *map(_type_of_line, _warning_lines(item))]
-    found = dict.fromkeys(kind for kind in types if kind is not None)  # each once, in order
+    of_lines = map(_type_of_line, _warning_lines(item))
+    types = list(dict.fromkeys(kind for kind in (barrier, *of_lines) if kind is not None))  # each once, in order
     if barrier in _WALLS:
-        return ("not_found",) if "not_found" in found else (barrier,)
-    return tuple(kind for kind in found if barrier is None or kind not in _UNCERTAIN)
+        # After an error 404 there is no page behind the wall, so the remedies for it would not help.
+        return ("not_found",) if "not_found" in types else (barrier,)
+    if barrier is None:
+        return tuple(types)
+    return tuple(kind for kind in types if kind not in _UNCERTAIN)
 
 
 def lookalike_type(item: Mapping[str, Any]) -> tuple[str, ...]:
@@ -67,7 +70,9 @@ def _warning_lines(item: Mapping[str, Any]) -> list[str]:
 def _type_of_line(line: str) -> str | None:
     """Return the type of a line of the upstream's warning; None for one that is not known."""
     status = remarks.target_status(line)
-    return remarks.UPSTREAM_WARNINGS.get(line) if status is None else remarks.target_error_type(status)
+    if status is None:
+        return remarks.UPSTREAM_WARNINGS.get(line)
+    return remarks.target_error_type(status)
 
 
 def _text(value: Any) -> str:

@@ -19,9 +19,11 @@ from typing import Any
 import orjson
 
 from openapi_tool.jina import remarks
-from openapi_tool.jina.content import RenderContext, page_output, search_output, usage_of
 from openapi_tool.jina.failure_rules import COMMON_FAILURES, ONCE, Failures, Rule, worded
 from openapi_tool.jina.failures import MessageContext, status_inside, upstream_failure
+from openapi_tool.jina.page_content import page_output
+from openapi_tool.jina.rendering import RenderContext, usage_of
+from openapi_tool.jina.search_content import search_output
 from openapi_tool.protocol import errors
 from openapi_tool.protocol.errors import ToolError, UpstreamUnavailable
 from openapi_tool.protocol.jsontext import as_object, loads, storable_text
@@ -137,8 +139,8 @@ def read_response(
 ) -> UpstreamResult:
     """Return the result of a successful request. Raises ToolError if the upstream failed.
 
-    With `inline` only short texts in errors and warnings are masked. Raises MayHoldSecret if the output may hold a
-    secret then.
+    With `inline`, in the event loop, the output is not masked, as that may take long; only short texts in errors and
+    warnings are. Raises MayHoldSecret then if the output may hold a secret.
     """
     redactor = of_call(received.secrets)
     responses = RESPONSES[expected.operation]
@@ -202,12 +204,12 @@ def _may_hold_secret(output: ToolOutput, redactor: Redactor) -> bool:
 def _masked(output: ToolOutput, redactor: Redactor) -> ToolOutput:
     """Return the output with masked secrets.
 
-    It is masked before it is truncated: afterwards the redactor would not recognize half a key. All texts are searched
-    as one first, since nearly no output holds a secret.
+    It is masked before it is truncated: afterwards the redactor would not recognize half a key. At first all texts are
+    searched as one, which is fast: nearly no output holds a secret.
     """
     items = output.items
     if redactor.is_suspect(output.content):
-        items = tuple(one._replace(head=redactor.text(one.head), body=redactor.text(one.body)) for one in items)
+        items = tuple(item._replace(head=redactor.text(item.head), body=redactor.text(item.body)) for item in items)
     return ToolOutput(items, redactor.value(output.state), output.usage)
 
 

@@ -80,7 +80,9 @@ class ShownResults:
         of_sites: Sequence[Mapping[str, Any]] = results
         if sites or excluded:
             of_sites = [result for result in results if _is_of(host_of(_address(result)), sites, excluded)]
-        self.shown = of_sites if denied.is_empty else [each for each in of_sites if not denied.has(_address(each))]
+        self.shown = of_sites
+        if not denied.is_empty:
+            self.shown = [result for result in of_sites if not denied.has(_address(result))]
         self.found = len(results)
         self.of_other_sites = len(results) - len(of_sites)
         self.of_denied_hosts = len(of_sites) - len(self.shown)
@@ -136,4 +138,5 @@ def _texts(value: object) -> list[str]:
 
 def _excluded(parameters: Mapping[str, Any]) -> list[str]:
     """Return the sites in texts such as `-site:a.com -site:b.com`."""
-    return [site.removeprefix(EXCLUDED) for text in _texts(parameters.get("exclude_sites")) for site in text.split()]
+    sites = " ".join(_texts(parameters.get("exclude_sites"))).split()
+    return [site.removeprefix(EXCLUDED) for site in sites]

@@ -1,4 +1,8 @@
-"""Cards: read a tool.call, build a tool.result and the artifact with the whole text of one (protocol section 3)."""
+"""Cards of a call: read its tool.call, build its tool.result and its artifact (protocol section 3).
+
+A *card* is a JSON document in the kernel's database that never changes. A tool.call card has the arguments of a call, a
+tool.result card its result, and an *artifact* card the whole text of a result that is too long for a model.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ from openapi_tool.protocol.result_objects import ArtifactObject, ErrorObject, To
 TOOL_RESULT = "tool.result"
 ARTIFACT = "tool.artifact"
 LINEAGE = ("step_id", "trace_id", "parent_step_id")
-"""Metadata that result and artifact cards copy from the call's card."""
+"""Metadata that result and artifact cards copy from the call's card: where in the agent's run the call was made."""
 
 # Limits of a tool.call card's content, and of the arguments in it.
 MAX_CONTENT_BYTES = 256 * 1024
@@ -64,8 +68,8 @@ class ResultCard:
 class StoredText:
     """Whole text of a truncated result, to be stored as the artifact card `card_id`.
 
-    `content` is the card's content (TextContent) as JSON. `chars` and `sha256` (hex) are of the text. `items` are the
-    places in it at which its parts begin.
+    `content` is the card's content (TextContent) as JSON. `chars` and `sha256` (hex) are of the text. `items` has the
+    positions of the text's items.
     """
 
     card_id: str
@@ -205,8 +209,9 @@ def artifact_card(
 
 
 def as_model_reads(content: Mapping[str, object]) -> str:
-    """Return the text that a worker shows the model (protocol section 7)."""
-    shown = content.get("result") if content.get("status") == "success" else {"error": content.get("error")}
+    """Return the text that a worker shows the model of a result card (protocol section 7)."""
+    is_success = content.get("status") == "success"
+    shown = content.get("result") if is_success else {"error": content.get("error")}
     return shown if isinstance(shown, str) else orjson.dumps(shown).decode()
 
 
@@ -215,9 +220,12 @@ def _now() -> str:
 
 
 def _lineage(identity: CallIdentity, call_card: CardRecord | None) -> dict[str, JsonValue]:
-    """Return the LINEAGE of the call's card; without a step there, the step of the command."""
+    """Return the LINEAGE in the call's card; if that names no step, the step that the command names."""
     metadata = call_metadata(call_card, identity.tool_call_id)
-    lineage = {name: metadata[name] for name in LINEAGE if name in metadata and is_storable_id(metadata[name])}
+    lineage: dict[str, JsonValue] = {}
+    for name in LINEAGE:
+        if name in metadata and is_storable_id(metadata[name]):
+            lineage[name] = metadata[name]
     if not lineage.get("step_id") and identity.step_id:
         lineage["step_id"] = identity.step_id
     return lineage

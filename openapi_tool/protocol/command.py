@@ -1,4 +1,9 @@
-"""Commands: their deliveries, and what they say (protocol section 2)."""
+"""Commands of the kernel: how they arrive, and what they say (protocol section 2).
+
+A *command* is a message that asks for one tool call. Its body names the tool and the card with the arguments, its
+subject and headers say who calls. The bus delivers it again if it is not acknowledged in time, so one command may have
+several *deliveries*. Each is decoded by the dialect of its protocol version (`dialect.py`) with the functions here.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +59,7 @@ class Delivery:
     - `truncated_body`: digest of the whole body if `data` is only a part of it, else None.
     - `published_at`: the stream's timestamp (UTC), the same for every delivery.
     - `number`: 1 for the first delivery, 2 for the second, and so on.
-    - `stream`, `stream_sequence`: place of the command.
+    - `stream`, `stream_sequence`: where the bus keeps the command.
     - `exhausted`: whether too many runs of the command were lost, so that it gets an error result without another run.
     - `headers_complete`: False if the headers exceed the limits, so that some are left out.
     """
@@ -72,7 +77,7 @@ class Delivery:
 
     @property
     def lacks_body(self) -> bool:
-        """Return whether the server left out the body, as it does while the durable has `headers_only` set.
+        """Return whether the server left out the body, as it does while its consumer has `headers_only` set.
 
         A publisher can set the same header, so this is not certain.
         """
@@ -138,11 +143,8 @@ def _parsed(data: bytes) -> CommandBody:
 
 def _problems(body: JsonObject) -> list[str]:
     """Return how the fields of a body break the protocol."""
-    problems = [
-        f"body field {name} must be a non-empty string of at most {MAX_ID_BYTES} bytes"
-        for name in ("tool_call_card_id", "tool_name")
-        if valid_name(body.get(name)) is None
-    ]
+    invalid = [name for name in ("tool_call_card_id", "tool_name") if valid_name(body.get(name)) is None]
+    problems = [f"body field {name} must be a non-empty string of at most {MAX_ID_BYTES} bytes" for name in invalid]
     if valid_name(body.get("tool_name")) in HEARTBEAT_NAMES:
         problems.append("body field tool_name is reserved: workers treat results of this name as heartbeats")
     if body.get("after_execution") not in AFTER_EXECUTION:
@@ -176,5 +178,7 @@ def command_of(subject: CommandSubject, identity: ClaimedIdentity, body: Command
 
 def valid_name(value: object) -> str | None:
     """Return a name or id without surrounding white space; None if it is empty, too long or no text."""
-    text = storable_text(value).strip() if isinstance(value, str) else ""
+    if not isinstance(value, str):
+        return None
+    text = storable_text(value).strip()
     return text if text and not is_too_long(text) else None

@@ -91,6 +91,6 @@ def claimed_identity(subject: str, headers: Mapping[str, str], data: bytes) -> C
 
     The subject may be that of no command: missing tokens are empty, and an unknown version is read as v1r4.
     """
-    tokens = [*subject.split(".", 4), "", "", "", ""]
-    parsed = CommandSubject(tokens[1], tokens[2], tokens[3], "", "")
+    _, version, project_id, channel_id, *_ = [*subject.split(".", 4), "", "", "", ""]
+    parsed = CommandSubject(version, project_id, channel_id, target="", suffix="")
     return _DIALECTS.get(parsed.version, V1r4).claimed_identity(parsed, headers, data)

@@ -15,7 +15,7 @@ import orjson
 # need.
 JsonValue: TypeAlias = "dict[str, JsonValue] | list[JsonValue] | str | bool | int | float | None"
 JsonObject = dict[str, JsonValue]
-_DIGITS = re.compile(r"[0-9]{1,12}")
+_WHOLE_NUMBER = re.compile(r"[0-9]{1,12}")
 
 _MAX_FALLBACK_BYTES = 1_000_000  # of a text that the slower parser reads, in some 20 ms
 _MAX_DEPTH = 1_024  # levels that orjson parses; the limit of `json` depends on the version of Python
@@ -56,7 +56,9 @@ def whole_number(value: object) -> int | None:
         return value
     if isinstance(value, float) and value.is_integer():
         return int(value)
-    return int(value) if isinstance(value, str) and _DIGITS.fullmatch(value) else None
+    if isinstance(value, str) and _WHOLE_NUMBER.fullmatch(value):
+        return int(value)
+    return None
 
 
 def as_object(value: object) -> JsonObject:
@@ -66,11 +68,11 @@ def as_object(value: object) -> JsonObject:
 
 def object_at(value: object, *path: str | int) -> Mapping[str, JsonValue]:
     """Return the object at a path of keys and indexes, such as `"data", 0, "usage"`; empty if there is none."""
-    for part in path:
+    for step in path:
         if isinstance(value, dict):
-            value = value.get(str(part))
-        elif isinstance(value, list) and isinstance(part, int) and part < len(value):
-            value = value[part]
+            value = value.get(str(step))
+        elif isinstance(value, list) and isinstance(step, int) and step < len(value):
+            value = value[step]
         else:
             return {}
     return as_object(value)
@@ -129,7 +131,9 @@ def storable(value: T) -> T:
 
     Its texts become storable, infinity and NaN null, and an integer beyond 64 bits a text with its digits.
     """
-    return value if _is_storable(value) else cast("T", _made_storable(value))
+    if _is_storable(value):
+        return value
+    return cast("T", _made_storable(value))
 
 
 def _is_storable(value: object) -> bool:

@@ -1,6 +1,8 @@
 """A payload: a JSON object with long texts or bytes (*blobs*) beside it, packed into bytes.
 
-Format: length of the JSON (4 bytes), the JSON with the lengths of the blobs, the blobs.
+This process and its worker processes send each other tasks and answers in this form. Format:
+length of the head (4 bytes), the head, the blobs. The head is JSON: `{"value": {…}, "lengths": [5, 120]}`, where the
+lengths are those of the blobs.
 
 In JSON alone megabytes of text would be escaped and unescaped, which takes ten times as long as copying them. Pickle
 must not be used: unpickling runs code, and what is unpacked may come from a worker process that an attacker controls.

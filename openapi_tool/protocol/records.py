@@ -1,4 +1,10 @@
-"""Rows of one call in the kernel's database, as they are read (protocol sections 3, 4, 6)."""
+"""Rows of one call in the kernel's database, as they are read (protocol sections 3, 4, 6).
+
+- A *card* is a JSON document that never changes: the arguments of a call, or its result.
+- A *turn* is one run of an agent. It waits for the results of the tool calls that it made in its last *step*.
+- An *inbox row* is a message to an agent, for example that the result of a call is in a card.
+- An *edge* records for audits who sent what to whom.
+"""
 
 from __future__ import annotations
 
@@ -95,8 +101,8 @@ class EarlierResult:
 
 
 StoredFields = tuple[int, int, int, int | None, str, str, str]
-"""One item of a stored text: the fields of `StoredItem` (tools/truncation.py) in this order: `start`, `shown`, `end`,
-`opening`, `title`, `label`, `after`.
+"""One item of a stored text: the fields of `StoredItem` (tools/stored_items.py) in this order: `start`, `shown`, `end`,
+`block_start`, `title`, `label`, `after`.
 
 In the card it is a JSON array, which in old cards lacks the last ones.
 """

@@ -1,4 +1,8 @@
-"""The report that announces a result, and its doorbell (protocol section 6)."""
+"""The report that announces a result, and its doorbell (protocol section 6).
+
+The *report* is an inbox row for the calling agent, which says in which card the result is, and an edge that records it.
+The *doorbell* is a message that wakes the agent's worker, so that it reads the row at once.
+"""
 
 from __future__ import annotations
 
@@ -12,33 +16,6 @@ from openapi_tool.protocol.identity import CallIdentity
 from openapi_tool.protocol.jsontext import JsonValue
 from openapi_tool.protocol.records import CallRecords, WaitingTurnRecord
 from openapi_tool.protocol.tracing import SpanContext, TraceLink, new_root, parse_traceparent
-
-
-@dataclass(frozen=True, slots=True)
-class TurnCondition:
-    """Condition on which a result may be written (ADR 8): the worker has read the other results of the step.
-
-    Another command of the step, whose result may come at any moment, counts as well. It is allowed only if it is at
-    least `quiet_s` seconds old; if `quiet_s` is None, no other command is allowed, of any age.
-    """
-
-    quiet_s: float | None
-
-    @classmethod
-    def no_other_command(cls) -> TurnCondition:
-        """Return the condition for the only command of its step."""
-        return cls(None)
-
-    @classmethod
-    def others_older_than(cls, quiet_s: float) -> TurnCondition:
-        """Return the condition that lets the step have other commands, of at least this age."""
-        return cls(quiet_s)
-
-    @property
-    def needs_no_other(self) -> bool:
-        """Return whether the step must have no other command."""
-        return self.quiet_s is None
-
 
 MAX_DEPTH = 20
 """Recursion depth from which on the kernel refuses a report: the length of the chain of agents that call each other."""
@@ -102,6 +79,32 @@ class Report:
         return self.acceptance.identity.project_id
 
 
+@dataclass(frozen=True, slots=True)
+class TurnCondition:
+    """Condition on which a result may be written (ADR 8): the worker has read the other results of the same step.
+
+    Another command of the step counts as well, as its result may come at any moment. It is allowed only if it is at
+    least `quiet_s` seconds old; if `quiet_s` is None, no other command is allowed, of any age.
+    """
+
+    quiet_s: float | None
+
+    @classmethod
+    def no_other_command(cls) -> TurnCondition:
+        """Return the condition for the only command of its step."""
+        return cls(None)
+
+    @classmethod
+    def others_older_than(cls, quiet_s: float) -> TurnCondition:
+        """Return the condition that lets the step have other commands, of at least this age."""
+        return cls(quiet_s)
+
+    @property
+    def needs_no_other(self) -> bool:
+        """Return whether the step must have no other command."""
+        return self.quiet_s is None
+
+
 def refuse_reported(records: CallRecords) -> None:
     """Raise ReportRefused if a row reports the call but its card is gone: no second row can be written."""
     if records.earlier is None and records.reported_inbox_id is not None:
@@ -119,23 +122,23 @@ def trace_headers(span: SpanContext, tracestate: str | None) -> dict[str, str]:
 def trace_link(identity: CallIdentity, waiting_turn: WaitingTurnRecord) -> TraceLink:
     """Return parent and link of the report's span.
 
-    The worker refuses a row whose trace is not that of the waiting turn. So the span that the command names (`inbound`)
-    becomes the parent only if it is of the turn's trace; otherwise the turn's span is the parent, and the inbound one a
-    link. If neither has a trace, the report gets the trace id of the tool.call card.
+    The worker refuses a row whose trace is not that of the waiting turn. So the command's span becomes the parent only
+    if it is of the turn's trace; otherwise the turn's span is the parent, and the command's a link. If neither has a
+    trace, the report gets the trace id of the tool.call card.
     """
-    inbound = identity.trace
+    command_span = identity.trace
     headers = waiting_turn.context_headers
     try:
-        of_turn = parse_traceparent(str(headers.get(header.TRACEPARENT, "")))
+        turn_span = parse_traceparent(str(headers.get(header.TRACEPARENT, "")))
     except ValueError:
-        of_turn = None
-    if inbound is not None and (of_turn is None or inbound.trace_id == of_turn.trace_id):
-        return TraceLink(parent=inbound, tracestate=identity.tracestate, linked=None)
+        turn_span = None
+    if command_span is not None and (turn_span is None or command_span.trace_id == turn_span.trace_id):
+        return TraceLink(parent=command_span, tracestate=identity.tracestate, linked=None)
     tracestate = headers.get(header.TRACESTATE)
     return TraceLink(
-        parent=of_turn or new_root(identity.trace_id),
+        parent=turn_span or new_root(identity.trace_id),
         tracestate=tracestate if isinstance(tracestate, str) and tracestate else None,
-        linked=inbound,
+        linked=command_span,
     )
 
 

@@ -14,8 +14,8 @@ class Acknowledge:
 class HandBack:
     """Hand the command back, to be redelivered after `delay_s` seconds; `reason` is for the log.
 
-    `defect` means that a defect of this service is the cause. Since it may be permanent, the run then counts as lost;
-    otherwise it does not.
+    `defect` means that a defect of this service is the cause. Since it may be permanent, the run then counts as lost,
+    and after a few lost runs the command gets an error result.
     """
 
     delay_s: float

@@ -1,4 +1,9 @@
-"""Subjects of commands and doorbells, and the names of stream and durable (protocol section 1)."""
+"""Subjects of commands and doorbells, and the names of stream and durable (protocol section 1).
+
+A command's subject is `cg.VERSION.PROJECT.CHANNEL.cmd.tool.TARGET.SUFFIX`, for example
+`cg.v1r4.proj_example.public.cmd.tool.jina.search`. The *target* names the executors that run it. A *durable* is what
+NATS calls the place in a stream up to which a group of executors has received commands.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +13,14 @@ from dataclasses import dataclass
 from openapi_tool.protocol.errors import Unanswerable
 from openapi_tool.protocol.ids import MAX_ID_BYTES, is_too_long
 
-_TOKENS_BEFORE_SUFFIX = 7  # cg.VERSION.PROJECT.CHANNEL.cmd.tool.TARGET.SUFFIX
+_TOKENS_BEFORE_SUFFIX = 7
 _MAX_TOKEN_BYTES = 1_024  # of a token of a doorbell's subject
 _MAX_SHOWN_CHARS = 100  # of an invalid token in a message
-_TOKEN = re.compile(r"[^\s.*>\x00-\x20\x7f\ud800-\udfff]+")
-_VERSION = re.compile(r"v\d+r\d+")
+_VERSION = re.compile(r"v\d+r\d+")  # `v1r4`
+# Control characters (jsonb refuses some), and surrogates, which represent bytes that are not UTF-8.
 _FORBIDDEN = re.compile(r"[\x00-\x20\x7f\ud800-\udfff]")
-"""Control characters (jsonb refuses some), and surrogates, which represent bytes that are not UTF-8."""
+# Any text without these, white space and the characters that NATS gives a meaning.
+_TOKEN = re.compile(r"[^\s.*>\x00-\x20\x7f\ud800-\udfff]+")
 
 
 def is_token(text: str) -> bool:
@@ -53,12 +59,14 @@ def subject_in_version(subject: str, version: str) -> str:
     Any other text is returned unchanged.
     """
     root, _, after_root = subject.partition(".")
-    known, _, rest = after_root.partition(".")
-    return f"cg.{version}.{rest}" if root == "cg" and _VERSION.fullmatch(known) else subject
+    old_version, _, after_version = after_root.partition(".")
+    if root == "cg" and _VERSION.fullmatch(old_version):
+        return f"cg.{version}.{after_version}"
+    return subject
 
 
 def command_filter(version: str, project: str, channel: str, target: str) -> str:
-    """Return the subject filter of an executor of `target`; `*` matches any project or channel."""
+    """Return the subject filter of an executor of `target`. Project and channel may be `*`, which matches any."""
     return f"cg.{version}.{project}.{channel}.cmd.tool.{target}.>"
 
 

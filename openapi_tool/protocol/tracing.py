@@ -6,6 +6,7 @@ import re
 import secrets
 from dataclasses import dataclass
 
+# `00-455ab97f080b4dc9929c29eb71aab6d4-b7ba668dd89d48c9-01`: version, trace, span, flags; later versions may have more.
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _TRACE_ID = re.compile(r"[0-9a-f]{32}")
 

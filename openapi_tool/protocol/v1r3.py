@@ -24,8 +24,8 @@ from openapi_tool.protocol.report import MAX_DEPTH, Acceptance, Doorbell, Report
 from openapi_tool.protocol.subjects import CommandSubject, doorbell_subject, parse_command_subject
 from openapi_tool.protocol.tracing import SpanContext
 
-# Headers of a command that its doorbell repeats. Others must not be: `Nats-Msg-Id`, for example, could make the server
-# drop the doorbell as a duplicate.
+# Headers of a command that its doorbell repeats. It must not repeat others: `Nats-Msg-Id`, for example, could make the
+# server drop the doorbell as a duplicate.
 _DOORBELL_HEADERS = (header.DEPTH, header.TRACEPARENT, header.TRACESTATE)
 
 

@@ -38,7 +38,7 @@ from openapi_tool.service.process_parts import ProcessParts, snapshots
 from openapi_tool.service.quota_parts import share_quotas
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry.health import NATS
-from openapi_tool.tools.deadlines import TimeLimits, longest_call_s
+from openapi_tool.tools.time_limits import TimeLimits, longest_call_s
 
 T = TypeVar("T")
 

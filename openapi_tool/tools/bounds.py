@@ -1,7 +1,8 @@
 """Size limits of a stored definition, for linter and executor (tool-design section 2).
 
-Without them a row of 2 kB (nested `$ref` and `anyOf`), written without the linter, made the schema validator allocate
-memory until every replica was killed.
+A definition is a row with two JSON columns, `parameters` (a JSON Schema) and `options`. It may have been written
+without the linter. Without limits a row of 2 kB, with nested `$ref` and `anyOf`, made the schema validator allocate
+memory until every process of this service was killed.
 """
 
 from __future__ import annotations
@@ -67,6 +68,9 @@ _REFUSED_BELOW = REFUSED_KEYWORDS | dict.fromkeys(
     ("$schema", "$id"), "is read only at the root of parameters; take it out"
 )
 
+_Object = tuple[Path, dict[str, JsonValue]]
+"""Object in a JSON value, with its path."""
+
 _GC_HEADER_BYTES = 16  # before each object, not included in sys.getsizeof
 
 
@@ -92,57 +96,65 @@ def memory_bytes(value: object) -> int:
     """Return the memory of a JSON value in bytes; shared objects count each time."""
     total = 0
     for level in chain([[value]], levels(value)):
-        total += sum(sys.getsizeof(one) + _GC_HEADER_BYTES for one in level)
-        total += sum(sys.getsizeof(key) for one in level if isinstance(one, dict) for key in one)
+        for each in level:
+            total += sys.getsizeof(each) + _GC_HEADER_BYTES
+            if isinstance(each, dict):
+                total += sum(map(sys.getsizeof, each))  # its keys
     return total
 
 
 def patterns(schema: object) -> list[str]:
     """Return the regular expressions of a schema, the keys of `patternProperties` included."""
-    return [pattern for _, value in _objects(schema, (), []) for pattern in _patterns(value)]
+    objects, _ = _objects(schema, ())
+    return [pattern for _, members in objects for pattern in _patterns(members)]
 
 
 def _schema_problems(schema: object) -> Iterator[Problem]:
-    problems: list[Problem] = []
+    objects, problems = _objects(schema, ("parameters",))
+    yield from _pattern_problems(objects)
+    multiples = sum("multipleOf" in members for _, members in objects)
+    if multiples > MAX_MULTIPLES:
+        yield Problem(("parameters",), f"uses multipleOf more than {MAX_MULTIPLES} times; take some out")
+    # Keywords only of a schema that was looked at as a whole.
+    yield from problems or _keyword_problems(objects)
+
+
+def _pattern_problems(objects: list[_Object]) -> Iterator[Problem]:
     found: list[str] = []
-    multiples = 0
-    for path, value in _objects(schema, ("parameters",), problems):
-        found += _patterns(value)
-        multiples += "multipleOf" in value
-        for pattern in _patterns(value):
+    for path, members in objects:
+        for pattern in _patterns(members):
+            found.append(pattern)
             place = (*path, "pattern")
             if len(pattern) > MAX_PATTERN_CHARS:
                 yield Problem(place, f"has more than {MAX_PATTERN_CHARS} characters; shorten it")
             if _class_uses(pattern) > MAX_PATTERN_CLASSES:
                 yield Problem(place, f"uses {_CLASSES} more than {MAX_PATTERN_CLASSES} times; shorten it")
-    counts = (
-        (sum(map(_class_uses, found)), MAX_CLASSES, f"uses {_CLASSES} more than {MAX_CLASSES} times"),
-        (len(found), MAX_PATTERNS, f"holds more than {MAX_PATTERNS} regular expressions"),
-        (multiples, MAX_MULTIPLES, f"uses multipleOf more than {MAX_MULTIPLES} times"),
-    )
-    for number, limit, excess in counts:
-        if number > limit:
-            yield Problem(("parameters",), f"{excess}; take some out")
-    yield from problems or _keyword_problems(schema)
+    if sum(map(_class_uses, found)) > MAX_CLASSES:
+        yield Problem(("parameters",), f"uses {_CLASSES} more than {MAX_CLASSES} times; take some out")
+    if len(found) > MAX_PATTERNS:
+        yield Problem(("parameters",), f"holds more than {MAX_PATTERNS} regular expressions; take some out")
 
 
-def _keyword_problems(schema: object) -> Iterator[Problem]:
-    for path, value in _objects(schema, ("parameters",), []):
+def _keyword_problems(objects: list[_Object]) -> Iterator[Problem]:
+    for path, members in objects:
         refused = _REFUSED_BELOW if len(path) > 1 else REFUSED_KEYWORDS
-        yield from (Problem((*path, name), refused[name]) for name in value if name in refused)
-        names = value.get("properties")
+        for name in members:
+            if name in refused:
+                yield Problem((*path, name), refused[name])
+        names = members.get("properties")
         if isinstance(names, dict) and len(names) > MAX_PROPERTIES:
             yield Problem((*path, "properties"), f"has more than {MAX_PROPERTIES} names; take some out")
-        values = value.get("enum")
+        values = members.get("enum")
         if isinstance(values, list) and len(values) > MAX_ENUM_VALUES:
             excess = f"has more than {MAX_ENUM_VALUES} values; take some out, or use a pattern"
             yield Problem((*path, "enum"), excess)
 
 
-def _patterns(value: dict[str, JsonValue]) -> list[str]:
-    pattern = value.get("pattern")
+def _patterns(members: dict[str, JsonValue]) -> list[str]:
+    """Return the regular expressions right in an object of a schema."""
+    pattern = members.get("pattern")
     found = [pattern] if isinstance(pattern, str) else []
-    return [*found, *as_object(value.get("patternProperties"))]
+    return [*found, *as_object(members.get("patternProperties"))]
 
 
 def _class_uses(pattern: str) -> int:
@@ -150,14 +162,15 @@ def _class_uses(pattern: str) -> int:
 
 
 def _options_problems(options: object) -> Iterator[Problem]:
-    problems: list[Problem] = []
-    for path, value in _objects(options, ("options",), problems):
-        if path[1:] in _LIMITED_NAMES and len(value) > MAX_NAMES:
+    objects, problems = _objects(options, ("options",))
+    for path, members in objects:
+        _, *names = path
+        if tuple(names) in _LIMITED_MEMBERS and len(members) > MAX_NAMES:
             yield Problem(path, f"has more than {MAX_NAMES} names; take some out")
     yield from problems
 
 
-_LIMITED_NAMES = frozenset(
+_LIMITED_MEMBERS = frozenset(
     {
         ("envs",),
         ("args", "defaults"),
@@ -165,32 +178,35 @@ _LIMITED_NAMES = frozenset(
         *((section, name) for section in ("jina", "openapi") for name in ("params", "defaults", "headers")),
     }
 )
+"""Paths in `options` of the objects with at most MAX_NAMES members."""
 
 
-def _objects(root: object, path: Path, problems: list[Problem]) -> Iterator[tuple[Path, dict[str, JsonValue]]]:
-    """Yield each object in `root` with its path, level by level.
+def _objects(root: object, root_path: Path) -> tuple[list[_Object], list[Problem]]:
+    """Return the objects in `root`, level by level, and problems: too large numbers, too many values, too many levels.
 
-    Append too large numbers to `problems`, and too many values or levels, which end the iteration. A level is counted
-    before it is expanded, so that a hostile row costs no more than the largest allowed one.
+    The last two end the search. A level is counted before it is expanded, so that a hostile row costs no more than the
+    largest allowed one.
     """
-    level = [(path, root)]
+    objects: list[_Object] = []
+    problems: list[Problem] = []
+    level = [(root_path, root)]
     count = 0
     for _ in range(MAX_DEPTH + 1):
         count += sum(len(value) for _, value in level if isinstance(value, dict | list))
         if count > MAX_VALUES:
-            problems.append(Problem(path, f"holds more than {MAX_VALUES:,} values, branches included; shorten it"))
-            return
-        yield from ((where, value) for where, value in level if isinstance(value, dict))
-        level = [((*where, key), member) for where, value in level for key, member in _members(value)]
-        problems += (
-            Problem(where, "is a number beyond 64 bits")
-            for where, value in level
-            if isinstance(value, int) and not MIN_INTEGER <= value <= MAX_INTEGER
-        )
+            excess = f"holds more than {MAX_VALUES:,} values, branches included; shorten it"
+            problems.append(Problem(root_path, excess))
+            return objects, problems
+        objects += [(path, value) for path, value in level if isinstance(value, dict)]
+        level = [((*path, key), member) for path, value in level for key, member in _members(value)]
+        for path, value in level:
+            if isinstance(value, int) and not MIN_INTEGER <= value <= MAX_INTEGER:
+                problems.append(Problem(path, "is a number beyond 64 bits"))
         if not level:
-            return
-    where, _ = level[0]
-    problems.append(Problem(where, f"is nested deeper than {MAX_DEPTH} levels; flatten it"))
+            return objects, problems
+    path, _ = level[0]
+    problems.append(Problem(path, f"is nested deeper than {MAX_DEPTH} levels; flatten it"))
+    return objects, problems
 
 
 def _members(value: object) -> Iterator[tuple[str | int, JsonValue]]:

@@ -1,4 +1,4 @@
-"""Output of a tool: text for the model in items, state for a UI, and its upstream cost."""
+"""Output of a tool, before it is cut for the model: texts in items, state for a UI, and the upstream cost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import NamedTuple
 from openapi_tool.protocol.errors import ToolError
 from openapi_tool.protocol.result_objects import UsageObject
 
-BLOCK_GAP = "\n\n"
+PARAGRAPH_GAP = "\n\n"
+"""Between head and body of an item, and between the texts of a stored text."""
+
 COPIES_OF_COMMIT = 5
 """Copies of a text in memory until it is committed: JSON, jsonb encoding, buffers of driver and transport."""
 
@@ -34,7 +36,11 @@ NO_USAGE = Usage()
 
 
 class Meter:
-    """Counter of usage. Whoever reports it can `take` it, so each request is reported in exactly one result."""
+    """Counter of usage.
+
+    Several calls may wait for one request. The one that reports its cost takes it (`take`), so each request is reported
+    in exactly one result.
+    """
 
     __slots__ = ("requests", "tokens")
 
@@ -59,10 +65,11 @@ class Meter:
 
 
 class Item(NamedTuple):
-    """One result or page of an output, or a remark of this service.
+    """One search result or page of an output; without web content it is a remark of this service.
 
-    `head` (title, address, snippet) and `body` are web content, `caption` and `after` this service's texts before and
-    after it. `label`, such as `3 of 4`, names the item of a batch in later parts.
+    - `head`, `body`: web content; the head has title, address and snippet.
+    - `caption`, `after`: texts of this service before and after it.
+    - `label`: name of the item in later parts, such as `3 of 4` in a batch.
     """
 
     head: str = ""
@@ -88,16 +95,18 @@ class Item(NamedTuple):
 
     @property
     def _gap(self) -> str:
-        return BLOCK_GAP if self.head and self.body else ""
+        return PARAGRAPH_GAP if self.head and self.body else ""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolOutput:
-    """Output of a tool: text for the model in items, data for a UI in `state`.
+    """Output of a tool.
 
-    With the definition's `result_format` `object` the model reads `state`, too.
-    `may_store` allows storing the whole text if it is truncated. If `cached`, no request was sent: `usage` is zero.
-    `cost_advice` is text for the model on lowering a high cost, else empty.
+    - `items`: text for the model.
+    - `state`: data for a UI. With the definition's `result_format` `object` the model reads it, too.
+    - `cached`: no request was sent, so `usage` is zero.
+    - `may_store`: whether the whole text may be stored if it is truncated.
+    - `cost_advice`: text for the model on lowering a high cost, else empty.
     """
 
     items: tuple[Item, ...]
@@ -110,7 +119,7 @@ class ToolOutput:
     @property
     def content(self) -> str:
         """The whole text as it is stored, without frames."""
-        return BLOCK_GAP.join(texts(self.items))
+        return PARAGRAPH_GAP.join(texts(self.items))
 
 
 def items_chars(items: Iterable[Item]) -> int:
@@ -119,11 +128,15 @@ def items_chars(items: Iterable[Item]) -> int:
 
 
 def texts(items: Iterable[Item]) -> Iterator[str]:
-    """Return the non-empty texts of items, in order."""
+    """Yield the non-empty texts of items, in order."""
     for item in items:
-        yield from filter(None, (item.caption, item.head, item.body, item.after))
+        for text in (item.caption, item.head, item.body, item.after):
+            if text:
+                yield text
 
 
 def cost(outcome: ToolOutput | ToolError) -> Usage:
     """Return the upstream cost of a success or failure."""
-    return outcome.usage if isinstance(outcome, ToolOutput) else Usage(outcome.tokens, outcome.requests)
+    if isinstance(outcome, ToolOutput):
+        return outcome.usage
+    return Usage(outcome.tokens, outcome.requests)

@@ -1,4 +1,9 @@
-"""Authorization of calls: operators' hooks, and the tools that a project may use (tool-design section 4)."""
+"""Authorization of calls: whether an agent may call a tool now (tool-design section 4).
+
+The operator decides with a *policy* in the settings, which says which tools each project may use, and with *hooks*,
+functions of his own that are asked before each call. A policy names tools by their *canonical names*, those of the
+built-in tools: `jina.search`.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +35,7 @@ HOOKS_GROUP = "openapi_tool.hooks"
 
 MAX_REASON_CHARS = 1_000
 
+# Reasons that the model reads if a hook fails.
 _UNDECIDED = "it could not be checked"
 _LATE = f"{_UNDECIDED} in time"
 
@@ -142,16 +148,16 @@ class Authorizer:
     async def authorize(self, definition: ToolDefinition, identity: CallIdentity, arguments: Arguments) -> None:
         """Raise ToolNotAvailable if a hook or the policy denies the call."""
         for name, hook in self.hooks.items():
-            reason = await self._run(name, hook, _planned(definition, identity, arguments))
+            reason = await self._reason_to_deny(name, hook, _planned(definition, identity, arguments))
             if reason is not None:
                 raise _denied(definition, identity, f"hook {name}", reason)
         if not self.policy.permits_in(identity.project_id, definition.built_in):
             raise _denied(definition, identity, "policy", "it is switched off for this project")
 
-    async def _run(self, name: str, hook: Hook, call: PlannedCall) -> str | None:
-        """Return why a hook denies a call, None if it allows it. Anything but a timely None denies."""
+    async def _reason_to_deny(self, name: str, hook: Hook, call: PlannedCall) -> str | None:
+        """Return why a hook denies a call, None if it allows it. Anything but None, returned in time, denies."""
         task = asyncio.current_task()
-        asked = time.monotonic()
+        started = time.monotonic()
         try:
             async with asyncio.timeout(self.policy.hook_timeout_s):
                 verdict = await hook(call)
@@ -168,11 +174,11 @@ class Authorizer:
             return _UNDECIDED
         if _is_cancelled(task):
             raise asyncio.CancelledError  # which the hook has suppressed
-        if time.monotonic() - asked > self.policy.hook_timeout_s:  # it blocked the loop, or suppressed the timeout
+        if time.monotonic() - started > self.policy.hook_timeout_s:  # it blocked the loop, or suppressed the timeout
             return _LATE
         if verdict is None:
             return None
-        return _shown_reason(verdict.reason) if isinstance(verdict, Denial) else _UNDECIDED
+        return _shown_reason(verdict) if isinstance(verdict, Denial) else _UNDECIDED
 
 
 def _is_cancelled(task: asyncio.Task[object] | None) -> bool:
@@ -180,8 +186,9 @@ def _is_cancelled(task: asyncio.Task[object] | None) -> bool:
     return task is None or task.cancelling() > 0
 
 
-def _shown_reason(reason: object) -> str:
-    """Return the reason of a denial for the model: limited, and a text also if the hook passed something else."""
+def _shown_reason(denial: Denial) -> str:
+    """Return the reason of a denial for the model."""
+    reason: object = denial.reason  # whatever the hook has passed
     text = storable_text(reason).strip() if isinstance(reason, str) else ""
     return short(text, MAX_REASON_CHARS) or "no reason was given"
 

@@ -1,4 +1,8 @@
-"""Fields of a result card, and the text that a model is shown."""
+"""Result of a call on its way from a tool's output to the stored card.
+
+A `ToolOutput` becomes a `ShownOutput`: its text is cut if it is too long (`engine/pagination.py`). That becomes
+`ResultFields`, as does an error. The call's door stores these in the tool.result card, or what it has in place of that.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,8 @@ from openapi_tool.tools.output import ToolOutput, cost
 class RenderedResult:
     """Text that the model is shown of an output.
 
-    `artifact_ref` refers to the whole stored text, `next_cursor` to the part that follows; None without one.
+    `artifact_ref` refers to the whole stored text, None without one. `next_cursor` gets the part that follows, None
+    after the last.
     """
 
     content: str
@@ -43,7 +48,7 @@ class ShownOutput:
 class ResultFields:
     """Fields of a tool.result card that depend on the outcome, storable in jsonb.
 
-    `tool`, `cached` and `truncated` are for telemetry.
+    `tool` (name of the built-in tool), `cached` and `truncated` are for telemetry.
     """
 
     status: Status
@@ -64,7 +69,7 @@ class ResultFields:
 class RunResult:
     """Result of a call as `ToolRunner.run` returns it; its door stores both fields.
 
-    `full_text` is the whole text if the model is shown a part of it that it can continue.
+    `full_text` is the whole text if the model is shown a part of it and the text may be stored, else None.
     """
 
     fields: ResultFields
@@ -82,10 +87,11 @@ def success(
     budget: BudgetObject | None = None,
     repaired: Sequence[str] = (),
 ) -> ResultFields:
-    """Return the fields of a success: the text as result and the rest as `tool_output`.
+    """Return the fields of a success.
 
-    `repaired` names the arguments that were repaired. With `result_format` `object` the result is an object with both;
-    then `tool_output` has only the `_extras`.
+    With `result_format` `text` the result is the text, and all else is in `tool_output`. With `object` the result is an
+    object with the text and all that the model may read, and `tool_output` has only the rest. `repaired` names the
+    arguments that were repaired.
     """
     tool_output = storable(
         ToolOutputObject(
@@ -101,12 +107,21 @@ def success(
     if repaired:
         tool_output["repaired"] = storable(list(repaired))
     result: object = storable_text(rendered.content)
-    extras = _extras(attempts, session, budget)
+    unshown = _unshown(attempts, session, budget)
     if result_format == "object":
-        result, tool_output = {"content": result, **tool_output}, extras
+        result = {"content": result, **tool_output}
+        tool_output = unshown
     else:
-        tool_output.update(extras)
-    return ResultFields("success", result, None, tool_output, tool, output.cached, rendered.truncated)
+        tool_output.update(unshown)
+    return ResultFields(
+        status="success",
+        result=result,
+        error=None,
+        tool_output=tool_output,
+        tool=tool,
+        cached=output.cached,
+        truncated=rendered.truncated,
+    )
 
 
 def failure(
@@ -123,18 +138,18 @@ def failure(
     if error.detail is not None:
         result["error_detail"] = storable(error.detail)
     tool_output = ToolOutputObject(
-        usage=cost(error).as_dict(), latency_ms=latency_ms, **_extras(attempts, session, budget)
+        usage=cost(error).as_dict(), latency_ms=latency_ms, **_unshown(attempts, session, budget)
     )
     return ResultFields(error.status, result, described, tool_output, tool)
 
 
-def _extras(attempts: Sequence[UpstreamAttempt], session: str | None, budget: BudgetObject | None) -> ToolOutputObject:
+def _unshown(attempts: Sequence[UpstreamAttempt], session: str | None, budget: BudgetObject | None) -> ToolOutputObject:
     """Return the members of `tool_output` that no model is shown."""
-    extras = ToolOutputObject(retries=sum(attempt.resends > 0 for attempt in attempts))
+    unshown = ToolOutputObject(retries=sum(attempt.resends > 0 for attempt in attempts))
     if session is not None:
-        extras["session"] = session
+        unshown["session"] = session
     if attempts:
-        extras["attempts"] = attempt_objects(attempts)
+        unshown["attempts"] = attempt_objects(attempts)
     if budget is not None:
-        extras["budget"] = budget
-    return extras
+        unshown["budget"] = budget
+    return unshown

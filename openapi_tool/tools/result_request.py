@@ -1,4 +1,7 @@
-"""What a call asks to be shown: a new result, the next part of an earlier one, or a search in it."""
+"""What a call asks to be shown: a new result, the next part of an earlier one, or a search in it.
+
+The model says so with arguments that this service reads itself: `cursor`, `find`, `question`, `max_result_tokens`.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,10 @@ from openapi_tool.tools.arguments import (
 )
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.problems import Problem
-from openapi_tool.tools.text_search import SearchRequest, terms
+from openapi_tool.tools.question_search import terms
+from openapi_tool.tools.text_search import SearchRequest
 
-_MAX_CHARS = {FIND: 200, QUESTION: 500}
+_MAX_CHARS = {FIND: 200, QUESTION: 500}  # of the two arguments that ask for a search
 
 
 class ResultRequest(NamedTuple):
@@ -45,31 +49,37 @@ def result_request(definition: ToolDefinition, arguments: Arguments) -> ResultRe
     """
     cursor = requested_cursor(definition, arguments)
     max_tokens = requested_tokens(definition, arguments)
-    given = _search_arguments(definition, arguments)
-    if problems := list(_search_problems(given, cursor)):
+    searches = _search_arguments(definition, arguments)
+    problems = list(_search_problems(searches, cursor))
+    if problems:
         raise correction_error(list(map(str, problems)))
-    search = next((SearchRequest(name, str(text)) for name, text in given.items()), None)
+    search = None
+    for name, text in searches.items():  # at most one, else there is a problem
+        search = SearchRequest(name, str(text))
     return ResultRequest(cursor, max_tokens, search)
 
 
 def request_problems(definition: ToolDefinition, arguments: Arguments) -> list[Problem]:
     """Return the problems for which `result_request` would raise."""
     cursor = arguments.values.get(CURSOR)
-    has_cursor = cursor not in (None, "") and takes_cursor(definition)
-    return [
-        *(cursor_problems(definition, arguments) if has_cursor else ()),
-        *tokens_problems(arguments),
-        *_search_problems(_search_arguments(definition, arguments), cursor if has_cursor else None),
-    ]
+    if cursor == "" or not takes_cursor(definition):
+        cursor = None
+    problems = [] if cursor is None else list(cursor_problems(definition, arguments))
+    problems += tokens_problems(arguments)
+    problems += _search_problems(_search_arguments(definition, arguments), cursor)
+    return problems
 
 
 def _search_arguments(definition: ToolDefinition, arguments: Arguments) -> dict[str, JsonValue]:
-    names = [name for name in _MAX_CHARS if name in arguments.by_model and takes_cursor(definition)]
-    return {name: value for name in names if (value := arguments.values[name]) not in (None, "")}
+    """Return those of `find` and `question` that the model gave a value."""
+    if not takes_cursor(definition):
+        return {}
+    given = {name: arguments.values[name] for name in _MAX_CHARS if name in arguments.by_model}
+    return {name: value for name, value in given.items() if value not in (None, "")}
 
 
-def _search_problems(given: Mapping[str, JsonValue], cursor: JsonValue) -> Iterator[Problem]:
-    for name, text in given.items():
+def _search_problems(searches: Mapping[str, JsonValue], cursor: JsonValue) -> Iterator[Problem]:
+    for name, text in searches.items():
         if cursor is None:
             remedy = f"call without {name} first"
             problem = f"searches an earlier truncated result, and needs the {CURSOR} that it named; {remedy}"
@@ -77,7 +87,7 @@ def _search_problems(given: Mapping[str, JsonValue], cursor: JsonValue) -> Itera
             return
         if not isinstance(text, str) or not text.strip() or len(text) > _MAX_CHARS[name]:
             yield Problem((name,), f"must be a text of 1 to {_MAX_CHARS[name]} characters")
-        elif name == QUESTION and not next(terms(text), None):
+        elif name == QUESTION and not any(terms(text)):
             yield Problem((name,), "has no word to look for")
-    if len(given) > 1:
+    if len(searches) > 1:
         yield Problem((FIND,), f"cannot be given together with {QUESTION}; give one of them")

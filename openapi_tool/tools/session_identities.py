@@ -1,4 +1,8 @@
-"""Session identities: HMACs of project, agent and `session_id`."""
+"""Session identities, which tell one caller's requests from those of all others, for example in the cache.
+
+A *session* is what an agent names with the argument `session_id`. Its identity is an HMAC of project, agent and that
+argument, since two agents may use the same name.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,10 @@ MIN_KEY_BYTES = 16
 
 
 class SessionIdentities:
-    """Derives session identities with a key that all replicas share. Raises ValueError for a short key."""
+    """Derives session identities, with a key that all processes of this service share.
+
+    Raises ValueError for a short key.
+    """
 
     def __init__(self, key: bytes) -> None:
         if len(key) < MIN_KEY_BYTES:
@@ -24,8 +31,8 @@ class SessionIdentities:
     def identity(self, project_id: str, agent_id: str, session_id: JsonValue) -> str:
         """Return 64 hex digits for an owner and its `session_id` (any JSON value, None if the call has none).
 
-        The HMAC is over a JSON array: with a separator `a:b` and `c` would collide with `a` and `b:c`. It is keyed,
-        so no caller can compute another's identity.
+        The HMAC is over a JSON array: if the ids were joined by a colon, `a:b` and `c` would give the same text as `a`
+        and `b:c`. It is keyed, so no caller can compute another's identity.
         """
         owned = [project_id, agent_id, session_id]
         try:

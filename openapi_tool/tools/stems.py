@@ -1,6 +1,7 @@
-"""Stems of words, so that a question finds `refunds` by `refund`, where the language of a text is clear.
+"""Stems of words, so that a question with `refund` finds `refunds`, if the language of a text is clear.
 
-Imports pure code only.
+A language is clear by its script, or by its commonest words. All words here are folded (`text_folding.py`): lower case,
+and without marks in Latin script. Imports pure code only.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ from collections.abc import Callable
 from openapi_tool.tools.text_folding import folded
 
 Stem = Callable[[str], str]
-"""Return the stem of a folded word."""
+"""Returns the stem of a folded word."""
 
 SAMPLE_CHARS = 20_000
 """Characters of a text that tell its language."""
-_MIN_WORDS, _LEAD = 3, 1.5
-"""Least number of different known words, and by how much the language must lead the next one."""
+_MIN_WORDS = 3  # of a language that must occur, to tell it
+_LEAD = 1.5  # so many times as many words as of the next language
 _MIN_PLURAL_CHARS = 4
 _WORD = re.compile(r"[^\W\d_]+")
 
-# The commonest words, folded, of languages in Latin script. Words of several of them tell little, so few are listed.
+# The commonest words of languages in Latin script. Few of them are words of several languages, as these tell little.
 _COMMON_WORDS = {
     "english": "the of and to is that it for was with as are this be have from or not which you by an",
     "german": "der die und das ist nicht mit sich auf fur den dem ein eine auch es von zu im werden als bei",
@@ -40,12 +41,12 @@ _COMMON_WORDS = {
     "polish": "i w na z do nie to sie jest ze od za jak po co o ale czy tym przez",
     "czech": "a v na je se s to z o do i ze k jako pro by za od ale jsou nebo",
 }
-_BY_WORD: dict[str, list[str]] = {}
+_LANGUAGES_OF: dict[str, list[str]] = {}  # a common word
 for _language, _words in _COMMON_WORDS.items():
     for _word in _words.split():
-        _BY_WORD.setdefault(_word, []).append(_language)
+        _LANGUAGES_OF.setdefault(_word, []).append(_language)
 
-# Script of a language, and letters by which another one is recognized that writes with it.
+# Languages by script: the letters of the script, and the letters of other languages in it, such as the Ukrainian ї.
 _NOT_RUSSIAN = "\u0456\u0457\u0454\u0491\u045e\u0452\u0458\u0459\u045a"
 _NOT_RUSSIAN += "\u045b\u045f\u049b\u04a3\u0493\u04af\u04b1\u04bb\u04e9"
 _SCRIPTS = (
@@ -56,7 +57,7 @@ _SCRIPTS = (
     ("tamil", re.compile("[\u0b85-\u0bb9]"), None),
     ("armenian", re.compile("[\u0561-\u0586]"), None),
 )
-_SCRIPT_SHARE = 0.5
+_SCRIPT_SHARE = 0.5  # of the letters of a text, at least, in the script of its language
 
 
 def stem_of(sample: str) -> Stem:
@@ -76,14 +77,22 @@ def language_of(sample: str) -> str | None:
     letters = sum(map(str.isalpha, text))
     for language, script, others in _SCRIPTS:
         if letters and len(script.findall(text)) >= _SCRIPT_SHARE * letters:
-            return None if others is not None and others.search(text) else language
-    known = Counter(word for word in _WORD.findall(text) if word in _BY_WORD)
-    counts = Counter[str]()
-    for word, count in known.items():
-        counts.update(dict.fromkeys(_BY_WORD[word], count))
-    (first, count), (_, following) = [*counts.most_common(2), ("", 0), ("", 0)][:2]
-    is_clear = count >= _LEAD * following and sum(first in _BY_WORD[word] for word in known) >= _MIN_WORDS
-    return first if is_clear else None
+            is_other = others is not None and others.search(text)
+            return None if is_other else language
+    return _latin_language(text)
+
+
+def _latin_language(text: str) -> str | None:
+    known_words = Counter(word for word in _WORD.findall(text) if word in _LANGUAGES_OF)
+    counts = Counter[str]()  # of words, by language
+    for word, count in known_words.items():
+        counts.update(dict.fromkeys(_LANGUAGES_OF[word], count))
+    if not counts:
+        return None
+    (language, count), (_, next_count), *_ = [*counts.most_common(2), ("", 0)]
+    different_words = sum(language in _LANGUAGES_OF[word] for word in known_words)
+    is_clear = count >= _LEAD * next_count and different_words >= _MIN_WORDS
+    return language if is_clear else None
 
 
 def _without_s(word: str) -> str:

@@ -1,6 +1,7 @@
-"""Search in the whole text of a stored result: what is found, as passages to show. Imports pure code only.
+"""Search in the whole text of a stored result: what is found, as passages to show.
 
-Lengths and positions are in characters.
+`search_text` does the search. It may take long, so it mostly runs in a worker process, as the task SEARCH_TEXT; this
+module therefore imports pure code only. Lengths and positions are in characters.
 """
 
 from __future__ import annotations
@@ -11,9 +12,13 @@ from typing import Any, cast
 
 from openapi_tool.protocol.jsontext import JsonValue
 from openapi_tool.protocol.payload import Parts, Payload, pack, pack_parts
+from openapi_tool.tools.blocks import OPENING_CHARS, block_at_end, opening_lines
+from openapi_tool.tools.boundaries import boundary
+from openapi_tool.tools.phrase_search import Phrase
+from openapi_tool.tools.question_search import Question
 from openapi_tool.tools.stems import SAMPLE_CHARS
-from openapi_tool.tools.text_search import Phrase, Question, Span
-from openapi_tool.tools.truncation import OPENING_CHARS, StoredItem, boundary, opening_lines, opening_of, where_in
+from openapi_tool.tools.stored_items import StoredItem, where_in
+from openapi_tool.tools.text_search import Span
 
 _LOOK_BACK_CHARS = 64 * 1024
 """Characters before a passage that are searched for the start of its code block or table."""
@@ -21,17 +26,19 @@ _LOOK_BACK_CHARS = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """Passage that was found.
+    """Passage that was found, and what to show with it.
 
-    `at` (match), `start` (passage) and `opening` (code block or table in which it begins) are positions in the stored
-    text. `lines` are repeated before it: title of its item, if there are several, and first lines of that block.
+    - `match_start`, `start`: where in the stored text the match and the passage begin.
+    - `block_start`: where the code block or table begins that contains `start`, None outside of one.
+    - `repeated`: lines to show before the text: the title of its item, and the opening lines of that block.
+    - `where`: the place in words, such as `item 2 of 3, from character 1,001 of 5,000`.
     """
 
-    at: int
+    match_start: int
     start: int
-    opening: int | None
+    block_start: int | None
     text: str
-    lines: str
+    repeated: str
     where: str
 
 
@@ -45,7 +52,11 @@ class Found:
 
 
 def search_text(text: str, items: Sequence[StoredItem], wanted: str, phrase_from: int | None) -> Found:
-    """Search for a phrase, places from `phrase_from` on first, or with None for the best passages for a question."""
+    """Search a text for `wanted`.
+
+    With `phrase_from` it is a phrase, whose places from that position on come first. With None it is a question, and
+    the best passages for it are found.
+    """
     search = Question(wanted, text[:SAMPLE_CHARS]) if phrase_from is None else Phrase(wanted, phrase_from)
     for item in items:
         search.scan(text, item.start, min(item.end, len(text)))
@@ -54,32 +65,40 @@ def search_text(text: str, items: Sequence[StoredItem], wanted: str, phrase_from
 
 
 def _passage(text: str, items: Sequence[StoredItem], span: Span) -> Passage:
-    number, item = next((number, item) for number, item in enumerate(items, start=1) if span.at < item.end)
+    number, item = _item_at(items, span.at)
     window_at = max(item.start, span.at - _LOOK_BACK_CHARS)
     window = text[window_at : min(item.end, span.at + span.chars)]
-    several = len(items) > 1
-    begin = _passage_start(window, span.at - window_at, span.before)
-    start = window_at + begin
-    max_chars = span.at + span.chars - window_at - begin
-    shown = window[begin : begin + max_chars + 1]  # one character more, to show `boundary` that the text continues
-    opening = opening_of(window[:begin], window[begin : begin + 1])
-    lines = "" if opening is None else opening_lines(window[opening:][:OPENING_CHARS])
-    if several and item.title and start > item.start:
+    start_in_window = _passage_start(window, span.at - window_at, span.before)
+    before, from_start = window[:start_in_window], window[start_in_window:]
+    start = window_at + start_in_window
+    block_start = block_at_end(before, window_at, from_start[:1])
+    repeated = ""
+    if block_start is not None:
+        repeated = opening_lines(window[block_start - window_at :][:OPENING_CHARS])
+    if len(items) > 1 and item.title and start > item.start:
         title, _, _ = item.title.partition("\n")
-        lines = f"{title}\n{lines}"
+        repeated = f"{title}\n{repeated}"
     return Passage(
-        at=span.at,
+        match_start=span.at,
         start=start,
-        opening=None if opening is None else window_at + opening,
-        text=shown[: boundary(shown, max_chars)].rstrip(),
-        lines=lines,
-        where=where_in(item, start, number if several else None, len(items), lines.count("\n")),
+        block_start=block_start,
+        text=_passage_text(from_start, span.at + span.chars - start),
+        repeated=repeated,
+        where=where_in(item, start, number, len(items), repeated),
     )
 
 
-def _passage_start(window: str, at: int, before: int) -> int:
-    """Return where a passage begins: with the line, sentence or word of the match, the first that is near enough."""
-    earliest = max(0, at - before)
+def _item_at(items: Sequence[StoredItem], position: int) -> tuple[int, StoredItem]:
+    """Return number and item of a position in the text."""
+    return next((number, item) for number, item in enumerate(items, start=1) if position < item.end)
+
+
+def _passage_start(window: str, at: int, max_before: int) -> int:
+    """Return where the passage of the match at `at` begins, at most `max_before` characters earlier.
+
+    That is where the match's line begins, else its sentence, else a word.
+    """
+    earliest = max(0, at - max_before)
     if earliest == 0 and "\n" not in window[:at]:
         return 0
     for mark in ("\n", ". ", " "):
@@ -89,7 +108,12 @@ def _passage_start(window: str, at: int, before: int) -> int:
     return earliest
 
 
-# The same in a worker process.
+def _passage_text(from_start: str, max_chars: int) -> str:
+    shown = from_start[: max_chars + 1]  # one character more, which tells `boundary` that the text goes on
+    return shown[: boundary(shown, max_chars)].rstrip()
+
+
+# The same as a task of a worker process.
 
 SEARCH_TEXT = "search_text"
 
@@ -100,17 +124,18 @@ def search_task(text: bytearray, items: Sequence[StoredItem], wanted: str, phras
 
 
 def run_search_task(task: Payload) -> bytes:
-    """Run SEARCH_TEXT."""
-    given = cast("dict[str, Any]", task.value)
+    """Run the task SEARCH_TEXT, in the worker process."""
+    search = cast("dict[str, Any]", task.value)
     (text,) = task.texts()
-    found = search_text(text, [StoredItem(*item) for item in given["items"]], given["wanted"], given["phrase_from"])
+    items = [StoredItem(*fields) for fields in search["items"]]
+    found = search_text(text, items, search["wanted"], search["phrase_from"])
     return pack({"passages": list(map(astuple, found.passages)), "before": found.before, "after": found.after})
 
 
 def found_passages(answer: Payload) -> Found:
-    """Return what is found in an answer of SEARCH_TEXT."""
-    given: dict[str, JsonValue] = answer.value
-    passages = cast("list[list[Any]]", given["passages"])
+    """Return what is found in the answer of the task SEARCH_TEXT."""
+    found: dict[str, JsonValue] = answer.value
+    passages = cast("list[list[Any]]", found["passages"])
     return Found(
-        tuple(Passage(*passage) for passage in passages), cast("int", given["before"]), cast("int", given["after"])
+        tuple(Passage(*fields) for fields in passages), cast("int", found["before"]), cast("int", found["after"])
     )

@@ -1,4 +1,4 @@
-"""Whole text of a truncated result, as it is stored."""
+"""Whole text of a truncated result, encoded as the card in which it is stored."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from collections.abc import Iterator, Sequence
 
 from openapi_tool.protocol.cards import StoredText, new_id
 from openapi_tool.protocol.jsontext import dumps
-from openapi_tool.tools.output import BLOCK_GAP, Item, texts
-from openapi_tool.tools.truncation import StoredItem
+from openapi_tool.tools.output import PARAGRAPH_GAP, Item, texts
+from openapi_tool.tools.stored_items import StoredItem
 
 _PIECE_CHARS = 128 * 1024
-"""Encoded at once, so that a thread that stores a text holds the interpreter's lock for a fraction of a millisecond."""
+"""Characters that are encoded at once. That takes a fraction of a millisecond, for which the thread that encodes a long
+text holds the interpreter's lock, and so stops the event loop."""
 
 
 def stored_text(items: Sequence[Item], stored_items: Sequence[StoredItem]) -> StoredText:
-    """Return the whole text of the items, and the position of each in it."""
+    """Return the whole text of the items, with the position of each in it."""
     content = bytearray(b'{"__type__":"TextContent","text":"')
     digest = hashlib.sha256()
     chars = 0
@@ -28,7 +29,8 @@ def stored_text(items: Sequence[Item], stored_items: Sequence[StoredItem]) -> St
 
 
 def _pieces(items: Sequence[Item]) -> Iterator[str]:
+    """Yield the texts of the items and the gaps between them, in pieces."""
     for number, text in enumerate(texts(items)):
         if number:
-            yield BLOCK_GAP
+            yield PARAGRAPH_GAP
         yield from (text[start : start + _PIECE_CHARS] for start in range(0, len(text), _PIECE_CHARS))

@@ -1,4 +1,8 @@
-"""Tools that an operator has disabled (tool-design section 4)."""
+"""Tools that an operator has disabled (tool-design section 4).
+
+`openapi-tool tools disable` stores a *switch* in the shared state, which every process of this service follows. A
+switch has a *scope*: one project or all, and one tool or all.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +15,13 @@ from openapi_tool.protocol.errors import ToolNotAvailable
 
 ALL = "*"
 MAX_SWITCHES = 1_000
-_MAX_ENABLINGS = 20
 MAX_TEXT_CHARS = 300
+_MAX_ENABLINGS = 20  # the newest; each process logs them once, soon after they are written
 
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """Record that an operator disabled or enabled a tool; `ALL` as project or tool means every one.
+    """Record that an operator disabled a tool or enabled it again; `ALL` as project or tool means every one.
 
     `by` is the operator, `at` the time in ISO 8601, UTC.
     """
@@ -41,7 +45,7 @@ class SwitchRecordInvalid(Exception):
 class Switches:
     """Disabled tools, one switch per scope.
 
-    `enablings` are the last records of enabling: replicas log from them who enabled a tool.
+    `enablings` are the last records that a tool was enabled again. From them the log says who enabled it.
     """
 
     def __init__(self, switches: Iterable[Switch] = (), enablings: Iterable[Switch] = ()) -> None:
@@ -59,8 +63,9 @@ class Switches:
 
     def encode(self) -> bytes:
         """Return the record to store."""
+        disabled = [asdict(switch) for switch in self.all]
         enabled = [asdict(switch) for switch in self.enablings]
-        return orjson.dumps({"version": 1, "disabled": [asdict(switch) for switch in self.all], "enabled": enabled})
+        return orjson.dumps({"version": 1, "disabled": disabled, "enabled": enabled})
 
     @property
     def all(self) -> list[Switch]:
@@ -72,20 +77,26 @@ class Switches:
         if not self._by_scope:
             return
         for scope in ((project_id, tool_name), (project_id, ALL), (ALL, tool_name), (ALL, ALL)):
-            if (switch := self._by_scope.get(scope)) is not None:
+            switch = self._by_scope.get(scope)
+            if switch is not None:
                 raise ToolNotAvailable(
                     f"An operator disabled this tool: {switch.reason} Do not call it again; continue without it."
                 )
 
     def with_disabled(self, switch: Switch) -> Switches:
-        """Return the set with `switch`, which replaces that of the same scope."""
-        return Switches({**self._by_scope, switch.scope: switch}.values(), self.enablings)
+        """Return the switches with one more, which replaces that of the same scope."""
+        by_scope = {**self._by_scope, switch.scope: switch}
+        return Switches(by_scope.values(), self.enablings)
 
     def with_enabled(self, switch: Switch) -> Switches:
-        """Return the set without the switch of the same scope; the same set if there is none."""
+        """Return the switches without that of the scope of `switch`, which records who enabled the tool and why.
+
+        Return the same switches if there is none of this scope.
+        """
         if switch.scope not in self._by_scope:
             return self
-        return Switches((each for each in self.all if each.scope != switch.scope), (*self.enablings, switch))
+        remaining = [each for each in self.all if each.scope != switch.scope]
+        return Switches(remaining, (*self.enablings, switch))
 
 
 class UnreadSwitches(Switches):

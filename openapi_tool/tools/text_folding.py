@@ -1,7 +1,7 @@
-"""Texts in the form in which they are searched, with the positions of the original.
+"""Texts in their *folded* form, in which they are searched, with the positions of the original.
 
-Without differences of case, of width and form of characters (NFKC), of hyphens, of blanks and of quotes, and without
-the backslashes of markdown. In Latin and Greek also without marks: é is e, ø is o. In other scripts a mark makes
+The folded form has no differences of case, of width and form of characters (NFKC), of hyphens, of blanks and of quotes,
+and no backslashes of Markdown. In Latin and Greek it also has no marks: é is e, ø is o. In other scripts a mark makes
 another letter: ガ is not カ, й is not и.
 
 Lengths and positions are in characters. Imports pure code only.
@@ -29,6 +29,7 @@ _SAME = {
     "\u00e6": "ae",
     "\u0153": "oe",
 }
+# Invisible characters: soft hyphens, joiners, marks of direction.
 _IGNORED = re.compile("[\u00ad\u034f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff]")
 
 # Characters that change the one before: marks of Latin, Greek, Cyrillic and Arabic letters, the Hindi dot, marks of
@@ -38,19 +39,12 @@ _JOINING = (
     "\ufe20-\ufe2f\uff9e\uff9f"
 )
 _ESCAPE = r"\\(?=[*_`~#=+.!<>|(){}\[\]-])"
-"""Backslash of markdown before a character; in a path one stands before a letter."""
+r"""Backslash of Markdown, as in `snake\_case`. One before a letter, as in `C:\Users`, is part of the text."""
 _JOINS = re.compile(f"[{_JOINING}]")
+# Letters of Latin and Greek.
 _HAS_PLAIN_MARKS = re.compile(
     "[a-z\u00aa\u00ba\u00df-\u02af\u0370-\u03ff\u1d00-\u1dbf\u1e00-\u1fff\u2c60-\u2c7f\ua722-\ua7ff\uab30-\uab6f]"
 )
-"""Letters of Latin and Greek."""
-
-
-@lru_cache(maxsize=256)
-def _letters(several: str) -> re.Pattern[str]:
-    """Return a pattern of runs of blanks, of marks, of escapes, and of the characters that become several or none."""
-    others = f"|[{re.escape(several)}]" if several else ""
-    return re.compile(rf" {{2,{MAX_FOLDED_FROM}}}|[{_JOINING}]{{1,8}}|{_ESCAPE}{others}")
 
 
 class _Change(NamedTuple):
@@ -62,62 +56,71 @@ class _Change(NamedTuple):
 
 
 class Folded:
-    """A folded text."""
+    """A folded text (`folded`), with the positions of its characters in the original text."""
 
     def __init__(self, text: str) -> None:
         text = text.replace("İ", "i").lower()  # the only letter whose lower case has two characters
         for blank in _ASCII_BLANKS:
             text = text.replace(blank, " ")
-        self._starts: list[int] = []  # of each change in the folded text
         self._changes: list[_Change] = []
+        self._folded_starts: list[int] = []  # where in the folded text each change begins
         letters = "" if text.isascii() else "".join(sorted(set(text)))
-        folded_letters = [_folded_letter(letter) for letter in letters]
-        several = [letter for letter, found in zip(letters, folded_letters, strict=True) if len(found) != 1]
-        if len(several) < sum(map(str.__ne__, letters, folded_letters)):  # else it takes time for nothing
+        folded_letters = {letter: _folded_letter(letter) for letter in letters}
+        resized = "".join(letter for letter, becomes in folded_letters.items() if len(becomes) != 1)
+        if any(len(becomes) == 1 and becomes != letter for letter, becomes in folded_letters.items()):
             text = text.translate(_SINGLE)
-        changes = bool(several) or "  " in text or "\\" in text or _JOINS.search(letters) is not None
-        self.text = self._changed(text, _letters("".join(several))) if changes else text
+        if resized or "  " in text or "\\" in text or _JOINS.search(letters):
+            text = self._change(text, _resized_pattern(resized))
+        self.folded = text
 
-    def _changed(self, text: str, pattern: re.Pattern[str]) -> str:
+    def _change(self, text: str, pattern: re.Pattern[str]) -> str:
         """Fold what `pattern` finds, and record where that changes the number of characters."""
         pieces: list[str] = []
-        copied = length = 0  # of `text`, and of the pieces
+        done = 0  # characters of `text` that are in the pieces
+        length = 0  # of the pieces
         for found in pattern.finditer(text):
             start, end = found.span()
-            if start > copied and _JOINS.match(found[0]):
+            if start > done and _JOINS.match(found[0]):
                 start -= 1  # the letter that the mark belongs to
-            folded = "" if found[0] == "\\" else _folded_letter(text[start:end])
-            length += start - copied
-            if len(folded) != end - start:
-                self._starts.append(length)
-                self._changes.append(_Change(start, end - start, len(folded)))
-            pieces += (text[copied:start], folded)
-            length += len(folded)
-            copied = end
-        return "".join([*pieces, text[copied:]])
+            becomes = "" if found[0] == "\\" else _folded_letter(text[start:end])
+            length += start - done
+            if len(becomes) != end - start:
+                self._folded_starts.append(length)
+                self._changes.append(_Change(start, end - start, len(becomes)))
+            pieces += (text[done:start], becomes)
+            length += len(becomes)
+            done = end
+        return "".join([*pieces, text[done:]])
 
-    def origin(self, at: int) -> int:
-        """Return the position in the text of a position in the folded text."""
-        found = bisect_right(self._starts, at) - 1
-        if found < 0:
-            return at
-        change = self._changes[found]
-        beyond = at - self._starts[found]
-        if beyond < change.folded_chars:
+    def original_position(self, folded_position: int) -> int:
+        """Return the position in the original text of a position in the folded text."""
+        index = bisect_right(self._folded_starts, folded_position) - 1  # of the last change before it
+        if index < 0:
+            return folded_position
+        change = self._changes[index]
+        distance = folded_position - self._folded_starts[index]
+        if distance < change.folded_chars:
             return change.start
-        return change.start + change.chars + beyond - change.folded_chars
+        return change.start + change.chars + distance - change.folded_chars
 
-    def place(self, origin: int) -> int:
-        """Return the first position in the folded text that stands for nothing before `origin`."""
-        found = bisect_right(self._changes, origin, key=lambda change: change.start) - 1
-        if found < 0:
-            return origin
-        start = self._starts[found]
-        change = self._changes[found]
-        beyond = origin - change.start
-        if not beyond:
-            return start
-        return start + change.folded_chars + max(0, beyond - change.chars)
+    def folded_position(self, position: int) -> int:
+        """Return the first position in the folded text that stands for nothing before `position` in the original."""
+        index = bisect_right(self._changes, position, key=lambda change: change.start) - 1
+        if index < 0:
+            return position
+        change = self._changes[index]
+        folded_start = self._folded_starts[index]
+        distance = position - change.start
+        if not distance:
+            return folded_start
+        return folded_start + change.folded_chars + max(0, distance - change.chars)
+
+
+@lru_cache(maxsize=256)
+def _resized_pattern(resized: str) -> re.Pattern[str]:
+    """Return a pattern of what changes its length: runs of blanks and of marks, escapes, and the letters `resized`."""
+    letters = f"|[{re.escape(resized)}]" if resized else ""
+    return re.compile(rf" {{2,{MAX_FOLDED_FROM}}}|[{_JOINING}]{{1,8}}|{_ESCAPE}{letters}")
 
 
 @lru_cache(maxsize=4_096)  # a text has few different letters
@@ -127,11 +130,11 @@ def _folded_letter(letter: str) -> str:
         return " "
     text = unicodedata.normalize("NFKC", _IGNORED.sub("", letter)).casefold()
     kept: list[str] = []
-    strips = False  # the marks of the last letter
+    strips_marks = False  # of the letter before
     for char in unicodedata.normalize("NFKD", text):
         if not unicodedata.combining(char):
-            strips = _HAS_PLAIN_MARKS.match(char) is not None
-        elif strips:
+            strips_marks = _HAS_PLAIN_MARKS.match(char) is not None
+        elif strips_marks:
             continue
         kept.append(char)
     return "".join(_SAME.get(char, char) for char in unicodedata.normalize("NFKC", "".join(kept)))
@@ -142,8 +145,8 @@ class _SingleLetters(dict[int, str]):
 
     def __missing__(self, code: int) -> str:
         char = chr(code)
-        found = _folded_letter(char)
-        self[code] = found if len(found) == 1 else char
+        becomes = _folded_letter(char)
+        self[code] = becomes if len(becomes) == 1 else char
         return self[code]
 
 
@@ -152,4 +155,4 @@ _SINGLE = _SingleLetters()
 
 def folded(text: str) -> str:
     """Return the folded text."""
-    return Folded(text).text
+    return Folded(text).folded

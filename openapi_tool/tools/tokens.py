@@ -1,6 +1,8 @@
-"""Estimate of the tokens of a text.
+"""Estimate of the tokens of a text, since the limit of a result is in tokens of the model that reads it.
 
-Tokens are not proportional to characters: one is a quarter of a token in English, two in Ethiopic.
+Tokens are not proportional to characters: one character is a quarter of a token in English, and two tokens in Ethiopic.
+The estimate adds up weights of what a text consists of (words, digits, signs, line ends, letters beyond ASCII). The
+weights are fitted to the tokenizer o200k of OpenAI, on the texts of tests/unit/test_model_answers.py.
 """
 
 from __future__ import annotations
@@ -11,11 +13,12 @@ from bisect import bisect_right
 from collections import Counter
 from functools import lru_cache
 
-_LINE_END = re.compile(r"\n\s*+")
+_LINE_END = re.compile(r"\n\s*+")  # with the indentation of the next line
 _SIGNS = string.punctuation.encode()
+# Tables for `bytes.translate`, which is much faster than a regular expression: all but digits, and all but letters,
+# become blanks.
 _DIGITS_ALONE = bytes(char if chr(char) in string.digits else ord(" ") for char in range(256))
 _LOWER_WORDS = bytes(ord(chr(char).lower()) if chr(char) in string.ascii_letters else ord(" ") for char in range(256))
-"""Tables for `bytes.translate`, which is much faster than a regular expression."""
 _COMMON_WORDS = """
 the of and to in is for that with or this be as are it on by not if an a de la le les el los que en et des du un una une
 por para se os o do da e y und der die das den von zu il di che per w het van een
@@ -23,10 +26,9 @@ por para se os o do da e y und der die das den von zu il di che per w het van ee
 _COMMON = frozenset(_COMMON_WORDS.encode().split())
 """Words of languages whose longer words are mostly one token."""
 _COMMON_SHARE = 0.25  # fraction of these words in a text of such a language
-_SHORT_WORD = 5
-_SLICE_CHARS = 1_000
+_SHORT_WORD = 5  # letters of a word that is mostly one token
+_SLICE_CHARS = 1_000  # of a text, of which `fitting_chars` estimates the tokens at once
 
-# Fitted to the tokenizer o200k (tests/unit/test_model_answers.py).
 # Tokens per word, and per letter after the fifth of a word: in the languages of `_COMMON`, and in others.
 _PER_WORD, _PER_RARE_WORD = 0.97, 1.18
 _PER_LETTER, _PER_RARE_LETTER = 0.18, 0.42
@@ -47,26 +49,27 @@ _PER_LETTER_OF = {
     **dict.fromkeys("эЭ", 2.0),
     "ŋ": 1.5,
 }
-"""Exceptions: letters of widely used languages in ranges of rare ones, and letters frequent only in languages with rare
-words: `э` in the Caucasus and Siberia, `ŋ` in West Africa."""
-_STARTS = [start for start, _ in _PER_CHARACTER]
+"""Exceptions from the ranges: letters of widely used languages in ranges of rare ones, and letters that are frequent
+only in languages with rare words: `э` in the Caucasus and Siberia, `ŋ` in West Africa."""
+_RANGE_STARTS = [start for start, _ in _PER_CHARACTER]
 
 
 def estimate_tokens(text: str) -> int:
     """Estimate the number of tokens of a text."""
     tokens = _ascii_tokens(text.encode("ascii", "replace")) + len(_LINE_END.findall(text)) * _PER_LINE_END
     if not text.isascii():
-        # Each of them has become a `?`, which is a sign.
         others = {char: count for char, count in Counter(text).items() if not char.isascii()}
-        tokens += sum((_of_character(char) - _PER_SIGN) * count for char, count in others.items())
+        # Each of them has become a `?` for `_ascii_tokens`, which has counted it as a sign.
+        tokens += sum((_tokens_of_character(char) - _PER_SIGN) * count for char, count in others.items())
     return round(tokens)
 
 
 def _ascii_tokens(text: bytes) -> float:
     words = text.translate(_LOWER_WORDS).split()
     extra_letters = sum([len(word) - _SHORT_WORD for word in words if len(word) > _SHORT_WORD])
-    # 1 for the languages of `_COMMON`, 0 for others.
-    common_weight = min(1.0, sum(map(_COMMON.__contains__, words)) / (_COMMON_SHARE * max(1, len(words))))
+    common_words = sum(map(_COMMON.__contains__, words))
+    # 1 for a text in a language of `_COMMON`, 0 for one in another, and something between for a mixed one.
+    common_weight = min(1.0, common_words / (_COMMON_SHARE * max(1, len(words))))
     per_word = _PER_WORD * common_weight + _PER_RARE_WORD * (1 - common_weight)
     per_letter = _PER_LETTER * common_weight + _PER_RARE_LETTER * (1 - common_weight)
     groups_of_digits = sum([(len(digits) + 2) // 3 for digits in text.translate(_DIGITS_ALONE).split()])
@@ -75,8 +78,11 @@ def _ascii_tokens(text: bytes) -> float:
 
 
 @lru_cache(maxsize=4_096)
-def _of_character(char: str) -> float:
-    return _PER_LETTER_OF.get(char) or _PER_CHARACTER[bisect_right(_STARTS, ord(char)) - 1][1]
+def _tokens_of_character(char: str) -> float:
+    if char in _PER_LETTER_OF:
+        return _PER_LETTER_OF[char]
+    _, tokens = _PER_CHARACTER[bisect_right(_RANGE_STARTS, ord(char)) - 1]
+    return tokens
 
 
 def fitting_chars(text: str, max_tokens: int) -> int:

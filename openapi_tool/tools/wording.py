@@ -9,25 +9,26 @@ _SHORT_CHARS = 80
 
 
 def short(text: str, max_chars: int = _SHORT_CHARS) -> str:
-    """Truncate a text for a message; names in a definition or call may have 256 kB."""
+    """Truncate a text for a message: a name in a definition or call may have 256 kB."""
     return text if len(text) <= max_chars else f"{text[: max_chars - 1]}…"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?` if a known name is close, else nothing."""
-    return next((f"; did you mean {close!r}?" for close in close_to(name, known)), "")
+    """Return `; did you mean 'x'?` if a known name is close, else an empty text."""
+    close = close_to(name, known)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def close_to(name: str, known: Iterable[str]) -> list[str]:
-    """Return the closest known name, if one is close."""
+    """Return a list of the closest known name; empty if none is close."""
     return difflib.get_close_matches(name, list(known), n=1)
 
 
-def counted(number: int, noun: str, left: str = "") -> str:
-    """Return `2,000 items`; with `left`, such as `left out`, also the verb: `1 item is left out`."""
-    one = number == 1
-    verb = f" {'is' if one else 'are'} {left}" if left else ""
-    return f"{number:,} {noun if one else f'{noun}s'}{verb}"
+def counted(number: int, noun: str, participle: str = "") -> str:
+    """Return `2,000 items`; with a participle, such as `left out`, also the verb: `1 item is left out`."""
+    if number == 1:
+        return f"1 {noun} is {participle}" if participle else f"1 {noun}"
+    return f"{number:,} {noun}s are {participle}" if participle else f"{number:,} {noun}s"
 
 
 def any_of(words: Iterable[str]) -> str:

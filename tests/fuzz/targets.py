@@ -59,9 +59,10 @@ from openapi_tool.tools.frames import framed
 from openapi_tool.tools.output import ToolOutput
 from openapi_tool.tools.placeholders import PLACEHOLDERS, placeholder_values, render
 from openapi_tool.tools.result import RenderedResult, failure, success
+from openapi_tool.tools.result_limit import ResultLimit
 from openapi_tool.tools.schema import fits
 from openapi_tool.tools.session_identities import SessionIdentities
-from openapi_tool.tools.truncation import ResultLimit, truncate, uncut_parts
+from openapi_tool.tools.truncation import truncate, uncut_parts
 from tests.answering import for_request
 from tests.fuzz import corpora
 from tests.fuzz.corpora import Source, assert_storable, mutate

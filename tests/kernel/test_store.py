@@ -43,8 +43,8 @@ from openapi_tool.protocol.v1r3 import V1r3
 from openapi_tool.settings import Settings, SettingsError
 from openapi_tool.tools.output import Item
 from openapi_tool.tools.secret_variables import Secret
+from openapi_tool.tools.stored_items import StoredItem
 from openapi_tool.tools.stored_text import stored_text
-from openapi_tool.tools.truncation import StoredItem
 from tests.conftest import AGENT, PROJECT, search_tool
 from tests.requirements import requirement
 from tests.support import V1R4, delivery, dsn_of

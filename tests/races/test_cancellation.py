@@ -34,10 +34,11 @@ from openapi_tool.service.kernel_parts import consumer_options
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry.spans import WireTracer, shut_down
 from openapi_tool.tools.arguments import Arguments
-from openapi_tool.tools.deadlines import Deadline, TimeLimits, longest_call_s
+from openapi_tool.tools.deadlines import Deadline
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.output import Item, ToolOutput
 from openapi_tool.tools.policy import Authorizer, Policy
+from openapi_tool.tools.time_limits import TimeLimits, longest_call_s
 from tests.races.conftest import FakeTools, Run, Scene, Schedule, iterate_loop, run_virtually
 from tests.requirements import requirement
 from tests.support import SentByMock

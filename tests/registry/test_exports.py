@@ -39,7 +39,6 @@ from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.settings import Settings, SettingsError, load_settings
 from openapi_tool.tools.arguments import Arguments, ArgumentSources, OperatorEnvs, requested_cursor
 from openapi_tool.tools.catalogue import CATALOGUE
-from openapi_tool.tools.deadlines import TimeLimits
 from openapi_tool.tools.definition import ToolDefinition, parse_definition
 from openapi_tool.tools.exports import (
     DuplicateName,
@@ -55,6 +54,7 @@ from openapi_tool.tools.policy import Authorizer, Denial, Hook, PlannedCall, Pol
 from openapi_tool.tools.registry import stored_row
 from openapi_tool.tools.secret_variables import Secrets
 from openapi_tool.tools.session_identities import SessionIdentities
+from openapi_tool.tools.time_limits import TimeLimits
 from openapi_tool.tools.tool_names import camel_case, mangled, name_problem, unmangled
 from tests.conftest import PROJECT, search_tool
 from tests.requirements import requirement

@@ -19,21 +19,18 @@ from openapi_tool.jina.remarks import UPSTREAM_WARNINGS, WARNINGS
 from openapi_tool.protocol.errors import NotFound, ToolError, UpstreamRejected
 from openapi_tool.protocol.identity import CallIdentity
 from openapi_tool.telemetry.redact import MASK
+from openapi_tool.tools.blocks import opening_lines
+from openapi_tool.tools.boundaries import boundary
 from openapi_tool.tools.cursors import Cursors, Position
+from openapi_tool.tools.fair_shares import max_min_shares
 from openapi_tool.tools.frames import Part, framed
-from openapi_tool.tools.output import BLOCK_GAP, Item, ToolOutput
+from openapi_tool.tools.later_parts import later_part
+from openapi_tool.tools.output import PARAGRAPH_GAP, Item, ToolOutput
 from openapi_tool.tools.output import texts as texts_of
+from openapi_tool.tools.result_limit import ResultLimit
+from openapi_tool.tools.stored_items import stored_items_of
 from openapi_tool.tools.stored_text import stored_text
-from openapi_tool.tools.truncation import (
-    ResultLimit,
-    boundary,
-    later_part,
-    max_min_shares,
-    opening_lines,
-    stored_items_of,
-    truncate,
-    uncut_parts,
-)
+from openapi_tool.tools.truncation import truncate, uncut_parts
 from openapi_tool.tools.wording import one_line
 from scripts.answers import (
     PAGE_TEXT,
@@ -677,10 +674,10 @@ def read_on(found: Sequence[Item], chars: int, tokens: int = 10_000_000) -> Iter
         yield framed(parts)
         return
     first = truncate(found, limit)
-    text, place = BLOCK_GAP.join(texts_of(found)), first.next
+    text, place = PARAGRAPH_GAP.join(texts_of(found)), first.next
     yield framed(first.parts)
     for _ in range(10_000):
-        opening = "" if place.opening is None else opening_lines(text[place.opening :])
+        opening = "" if place.block_start is None else opening_lines(text[place.block_start :])
         part = later_part(first.stored_items, place, text[place.start :][: 2 * chars], opening, limit)
         yield framed(part.parts)
         if part.next is None:
@@ -722,9 +719,9 @@ def test_case_1_one_long_result_hides_no_other() -> None:
     shown = framed(part.parts)
     assert len(shown) <= 40_000
     assert all(head in shown for head in heads)
-    assert [text.left for text in part.parts].count(0) == 11
+    assert [text.left_chars for text in part.parts].count(0) == 11
     assert part.parts[2].text.count("word") > 5_000
-    assert f" cut: {part.parts[2].left:,} characters more]" in shown
+    assert f" cut: {part.parts[2].left_chars:,} characters more]" in shown
 
 
 @requirement("content.cursor")
@@ -826,7 +823,7 @@ def test_case_5_a_code_block_that_was_opened_again_ends_with_its_own_fence(
 def test_stored_text_is_that_of_all_items(blocks: list[str]) -> None:
     found = [Item(block, "body", "ours", "after") for block in blocks]
     stored = stored_text(found, truncate(found, ResultLimit(LIMIT, LIMIT)).stored_items)
-    text = BLOCK_GAP.join(texts_of(found))
+    text = PARAGRAPH_GAP.join(texts_of(found))
     assert json.loads(stored.content) == {"__type__": "TextContent", "text": text}
     assert (stored.chars, stored.sha256) == (len(text), hashlib.sha256(text.encode()).hexdigest())
     stored_items = stored_items_of(stored.items, stored.chars)

@@ -36,12 +36,13 @@ from openapi_tool.protocol.identity import CallIdentity
 from openapi_tool.protocol.records import Artifact, WaitingTurnRecord
 from openapi_tool.protocol.report import TurnCondition
 from openapi_tool.quotas.permits import NoSlot
-from openapi_tool.tools.deadlines import Deadline, TimeLimits
+from openapi_tool.tools.deadlines import Deadline
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.output import Item, ToolOutput, Usage
 from openapi_tool.tools.policy import Authorizer, Policy
 from openapi_tool.tools.result import ResultFields, RunResult
 from openapi_tool.tools.stored_text import stored_text
+from openapi_tool.tools.time_limits import TimeLimits
 from tests.races.conftest import FakeResultStore, run_virtually, runner
 from tests.requirements import requirement
 from tests.support import call_card, definition, delivery, framed_items, identity, waiting_turn

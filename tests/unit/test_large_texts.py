@@ -29,13 +29,15 @@ from openapi_tool.options.tools import ToolOptions
 from openapi_tool.protocol.errors import NotFound, ResponseTooLarge, ToolError, UpstreamUnavailable
 from openapi_tool.protocol.jsontext import loads
 from openapi_tool.protocol.records import Artifact
-from openapi_tool.tools import text_folding, text_search
+from openapi_tool.tools import phrase_search, text_folding
 from openapi_tool.tools.cursors import Cursors
 from openapi_tool.tools.output import Item, ToolOutput
+from openapi_tool.tools.phrase_search import Phrase
+from openapi_tool.tools.question_search import Question, terms
 from openapi_tool.tools.result import RenderedResult
 from openapi_tool.tools.stems import language_of
 from openapi_tool.tools.text_folding import Folded, folded
-from openapi_tool.tools.text_search import MAX_SHOWN, Phrase, Question, Search, SearchRequest, terms
+from openapi_tool.tools.text_search import MAX_SHOWN, SearchRequest
 from openapi_tool.tools.tokens import estimate_tokens
 from tests.answering import MAX_BYTES, OWNER, PAGES, SEARCHES, SIZE, ToolsOverTransport, a_call, serving, watched
 from tests.races.conftest import runner
@@ -292,7 +294,7 @@ class StoredResult:
         return framed_items(shown.content)[0].split("\n", repeated_lines(shown.content)[0])[-1]
 
 
-def scanned(search: Search, items: Sequence[str]) -> Search:
+def scanned(search: Phrase | Question, items: Sequence[str]) -> Phrase | Question:
     """Search items that follow each other in a stored text."""
     text, start = "\n\n".join(items), 0
     for item in items:
@@ -394,14 +396,14 @@ def test_case_11_every_place_is_found_wherever_a_slice_ends(items: list[str], ph
     words = re.escape(" ".join(folded(phrase).split()))
     for text in items:
         last, whole = -apart, Folded(text)
-        for match in re.finditer(f"(?={words})", whole.text):
-            if (at := whole.origin(match.start())) >= last + apart:
+        for match in re.finditer(f"(?={words})", whole.folded):
+            if (at := whole.original_position(match.start())) >= last + apart:
                 last = at
                 expected.append(start + last)
         start += len(text) + 2
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(text_search, "_SLICE_CHARS", 64)
-        patched.setattr(text_search, "_MIN_DISTANCE_CHARS", apart)
+        patched.setattr(phrase_search, "_SLICE_CHARS", 64)
+        patched.setattr(phrase_search, "_MIN_DISTANCE_CHARS", apart)
         search = Phrase(phrase, 0)
         scanned(search, items)
     assert (search.before, search.after) == (0, len(expected))
@@ -410,7 +412,7 @@ def test_case_11_every_place_is_found_wherever_a_slice_ends(items: list[str], ph
 
 @requirement("content.find")
 def test_case_11_a_place_across_the_ends_of_slices_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_search, "_SLICE_CHARS", 64)
+    monkeypatch.setattr(phrase_search, "_SLICE_CHARS", 64)
     for at in range(300):
         text = "-" * at + "Needle" + "-" * (300 - at)
         (place,) = scanned(Phrase("needle", 0), [text]).spans()
@@ -428,9 +430,9 @@ def test_case_11_a_folded_text_has_the_positions_of_the_text() -> None:
     everything = [chr(code) for code in (*range(0x21, 0xD800), *range(0xE000, 0x110000)) if chr(code).isprintable()]
     text = "|".join(everything)
     whole = Folded(text)
-    bars = [at for at, char in enumerate(whole.text) if char == "|" and text[whole.origin(at)] == "|"]
-    assert [whole.origin(at) for at in bars] == [at for at, char in enumerate(text) if char == "|"]
-    assert [whole.place(whole.origin(at)) for at in bars] == bars
+    bars = [at for at, char in enumerate(whole.folded) if char == "|" and text[whole.original_position(at)] == "|"]
+    assert [whole.original_position(at) for at in bars] == [at for at, char in enumerate(text) if char == "|"]
+    assert [whole.folded_position(whole.original_position(at)) for at in bars] == bars
 
 
 @requirement("content.find")

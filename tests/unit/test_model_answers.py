@@ -35,10 +35,11 @@ from openapi_tool.tools.exports import all_built_in, openai_functions
 from openapi_tool.tools.frames import Part, framed
 from openapi_tool.tools.output import Item, ToolOutput, Usage
 from openapi_tool.tools.result import RenderedResult, success
+from openapi_tool.tools.result_limit import ResultLimit
 from openapi_tool.tools.schema import schema_problems
 from openapi_tool.tools.session_identities import SessionIdentities
 from openapi_tool.tools.tokens import estimate_tokens
-from openapi_tool.tools.truncation import ResultLimit, truncate
+from openapi_tool.tools.truncation import truncate
 from scripts import answers
 from scripts.answers import successes
 from tests.answering import ToolsOverTransport, a_call, serving

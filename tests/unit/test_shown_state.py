@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from openapi_tool.tools.result_limit import ResultLimit
 from openapi_tool.tools.shown_state import LEFT_OUT, UNTRUSTED, shown_state, without_state
 from openapi_tool.tools.tokens import estimate_tokens
-from openapi_tool.tools.truncation import ResultLimit
 from tests.requirements import requirement
 
 LIMIT = ResultLimit(40_000, 10_000)

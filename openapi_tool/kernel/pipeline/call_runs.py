@@ -16,9 +16,10 @@ from openapi_tool.kernel.pipeline.turn_deadline import turn_deadline
 from openapi_tool.protocol.cards import ToolCall, artifact_card, read_tool_call
 from openapi_tool.protocol.errors import InternalError, NotFound, ToolMisconfigured
 from openapi_tool.protocol.records import DefinitionRecord
-from openapi_tool.tools.deadlines import Deadline, TimeLimits
+from openapi_tool.tools.deadlines import Deadline
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.result import RunResult
+from openapi_tool.tools.time_limits import TimeLimits
 from openapi_tool.tools.wording import short
 
 EXHAUSTED = "Every attempt at this call stopped the tool executor, so it is not run again; change the arguments."

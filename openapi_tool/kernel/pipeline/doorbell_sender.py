@@ -12,9 +12,9 @@ from openapi_tool.protocol.identity import CallIdentity
 from openapi_tool.protocol.records import CallRecords
 from openapi_tool.protocol.report import Doorbell
 from openapi_tool.telemetry import metrics
-from openapi_tool.tools.deadlines import TimeLimits
 from openapi_tool.tools.declaration import suspend_timeout
 from openapi_tool.tools.log_ids import log_ids
+from openapi_tool.tools.time_limits import TimeLimits
 
 log = logging.getLogger(__name__)
 

@@ -42,10 +42,10 @@ from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.calls import CallFacts, record_finished
 from openapi_tool.telemetry.logs import CALL_FIELDS
 from openapi_tool.telemetry.spans import CallSpan
-from openapi_tool.tools.deadlines import TimeLimits
 from openapi_tool.tools.definition import stored_after_execution
 from openapi_tool.tools.log_ids import log_ids
 from openapi_tool.tools.output import COPIES_OF_COMMIT
+from openapi_tool.tools.time_limits import TimeLimits
 from openapi_tool.tools.wording import short
 
 log = logging.getLogger(__name__)

@@ -12,8 +12,9 @@ from openapi_tool.concurrency.cancellation import shielded
 from openapi_tool.kernel.pipeline.ports import Kernel
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.identity import CallIdentity
-from openapi_tool.tools.deadlines import TimeLimits, TurnLimit
+from openapi_tool.tools.deadlines import TurnLimit
 from openapi_tool.tools.log_ids import log_ids
+from openapi_tool.tools.time_limits import TimeLimits
 
 log = logging.getLogger(__name__)
 
