@@ -124,7 +124,9 @@ SAFE = (
 `dev`, which are escaped already, and standard output itself with the system's text for a failed write."""
 
 
-@pytest.mark.parametrize("file", sorted(Path(options.__file__).parent.glob("*.py")), ids=lambda file: file.stem)
+@pytest.mark.parametrize(
+    "file", sorted(Path(options.__file__).parent.rglob("*.py")), ids=lambda file: "/".join(file.parts[-2:])
+)
 @requirement("terminal.text")
 def test_commands_print_through_the_helpers_only(file: Path) -> None:
     source = file.read_text(encoding="utf-8")
