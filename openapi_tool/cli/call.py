@@ -16,7 +16,7 @@ import orjson
 import typer
 
 from openapi_tool.bootstrap import NAME, build_bootstrap
-from openapi_tool.cli.kernel import connected_once
+from openapi_tool.cli.nats_connection import connected_once
 from openapi_tool.cli.output import INTERRUPTED, fail, is_terminal, json_default, print_status
 from openapi_tool.concurrency.cancellation import interruptible
 from openapi_tool.environment import DEFAULT_AUTH_ENV, DEV_VARIABLE
@@ -54,7 +54,7 @@ def call(
     as_json: bool,
 ) -> None:
     """Call a tool as the kernel does, and print what the model would read."""
-    requested = RequestedCall(tool, project, agent, channel, anywhere=yes)
+    requested = RequestedCall(tool, project, agent, channel, real_kernel_allowed=yes)
     redactor = Redactor()
     try:
         pool, bus, redactor = _kernel()
@@ -175,7 +175,7 @@ async def _call(
 
 async def _outcome(caller: Caller, placed: PlacedCall, timeout_s: float) -> _CallOutcome:
     try:
-        answer = await interruptible(caller.result_or_row(placed, timeout_s))
+        answer = await interruptible(caller.committed_result(placed, timeout_s))
         saved = await caller.card(placed.project_id, placed.tool_call_id, "tool.call")
     except ERRORS as error:
         why = f"{type(error).__name__}: {error}"

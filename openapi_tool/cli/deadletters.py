@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import typer
 
 from openapi_tool.bootstrap import Bootstrap
-from openapi_tool.cli.kernel import result_lookup, with_nats
+from openapi_tool.cli.kernel import result_lookup
+from openapi_tool.cli.nats_connection import with_nats
 from openapi_tool.cli.output import USAGE, fail, print_json, print_line, print_status
 from openapi_tool.cli.tables import Rows, output
 from openapi_tool.kernel.jetstream import dead_letter_reader

@@ -6,7 +6,8 @@ from dataclasses import asdict
 from functools import partial
 
 from openapi_tool.bootstrap import Bootstrap
-from openapi_tool.cli.kernel import names_database, result_lookup, with_nats
+from openapi_tool.cli.kernel import names_database, result_lookup
+from openapi_tool.cli.nats_connection import with_nats
 from openapi_tool.cli.output import USAGE, fail, print_json, print_line, print_status
 from openapi_tool.kernel.jetstream.durable import DurableMissing
 from openapi_tool.kernel.jetstream.handover import HandOver, StillPulled, durable_shown, hand_to_kernel

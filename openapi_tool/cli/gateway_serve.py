@@ -20,7 +20,7 @@ except ImportError:  # not built for this platform
     from asyncio import new_event_loop  # type: ignore[assignment]
 from openapi_tool import __version__
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap, lint_limits
-from openapi_tool.cli.gateway import chosen_state
+from openapi_tool.cli.gateway_state import chosen_state
 from openapi_tool.cli.kernel import NO_DATABASE
 from openapi_tool.cli.output import fail
 from openapi_tool.gateway.assembly import INSTANCE, open_gateway

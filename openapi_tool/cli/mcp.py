@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap, lint_limits
-from openapi_tool.cli.gateway import chosen_state
+from openapi_tool.cli.gateway_state import chosen_state
 from openapi_tool.cli.kernel import NO_DATABASE
 from openapi_tool.cli.output import fail, print_status
 from openapi_tool.gateway.assembly import open_gateway

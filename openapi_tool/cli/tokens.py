@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.table import Table
 
-from openapi_tool.cli.gateway import chosen_state
-from openapi_tool.cli.kernel import with_nats
+from openapi_tool.cli.gateway_state import chosen_state
+from openapi_tool.cli.nats_connection import with_nats
 from openapi_tool.cli.output import fail, print_json, print_line, print_status
 from openapi_tool.cli.tables import cell, output
-from openapi_tool.cli.top import moment_after
+from openapi_tool.cli.times import time_after
 from openapi_tool.gateway.opening import NATS
 from openapi_tool.gateway.state import TOKENS
 from openapi_tool.gateway.token_record import TokensInvalid, id_of, new_token, shown
@@ -48,7 +48,7 @@ def create(
 ) -> None:
     """Create a token and print it, once."""
     now = datetime.now(UTC)
-    until = moment_after(expires, now, "--expires").timestamp() if expires else None
+    until = time_after(expires, now, "--expires").timestamp() if expires else None
     if until is not None and until <= now.timestamp():
         fail("--expires must be in the future")
     patterns = tuple(part for each in tools for part in each.split(",") if part) or ("*",)

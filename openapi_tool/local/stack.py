@@ -181,22 +181,3 @@ def _base_folder() -> Path:
     if os.geteuid() != 0:
         return usual
     return next((folder for folder in (usual, Path("/var/tmp"), Path("/dev/shm")) if reachable_by_all(folder)), usual)  # noqa: S108
-
-
-PROJECT, AGENT, DATABASE = "proj_demo", "agent_demo", "demo"
-MAX_RESULT_CHARS = 2_000
-"""Low, so that an ordinary page is truncated."""
-
-_SITE = "http://site.fixture.test:8099"
-CALLS: Mapping[str, tuple[tuple[str, dict[str, Any]], ...]] = {
-    "double": (
-        ("jina_search", {"query": "hello world", "count": 3}),
-        ("jina_read_many", {"urls": [f"{_SITE}/doc.pdf", f"{_SITE}/loop", f"{_SITE}/missing"]}),
-        ("jina_read", {"url": f"{_SITE}/article"}),
-    ),
-    "real": (
-        ("jina_search", {"query": "NATS JetStream pull consumers", "count": 3}),
-        ("jina_read_many", {"urls": ["https://example.com/", "https://no-such-page.example.com/"]}),
-        ("jina_read", {"url": "https://docs.nats.io/nats-concepts/jetstream"}),
-    ),
-}

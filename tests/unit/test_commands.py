@@ -32,11 +32,12 @@ from typer.testing import CliRunner, Result
 
 from openapi_tool.cli import (
     app,
+    budgets,
     check,
     deadletters,
     definition_files,
     demo,
-    dev,
+    dev_feed,
     limits,
     options,
     tools_apply,
@@ -419,7 +420,7 @@ def test_output_of_demo_is_escaped(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 @requirement("terminal.text")
 def test_lines_of_dev_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     entry = {"time": "2026-01-01T00:00:00+00:00", "message": HOSTILE, "tool_call_id": HOSTILE, "subject": HOSTILE}
-    line = dev._line("!", entry, dev._message(entry))  # noqa: SLF001 - the command needs a stack
+    line = dev_feed._line("!", entry, dev_feed._message(entry))  # noqa: SLF001 - the command needs a stack
     assert not UNSAFE & set(line)
     print_status(HOSTILE)
     print_line(HOSTILE)
@@ -910,7 +911,7 @@ def test_without_limits_and_budgets_the_commands_say_how_to_set_one(capsys: pyte
     assert "[limits]\nsearch_requests_per_minute = 100\n" in written.getvalue()
     assert "docs/tools.md#rate-limits" in written.getvalue()
     with pytest.raises(typer.Exit):
-        limits.budgets_shown([REPLICA])
+        budgets.shown([REPLICA])
     said = capsys.readouterr().err
     assert "[budgets]\n  project_day_requests = 2_000\n" in said
     assert "docs/tools.md#budgets" in said
@@ -934,7 +935,7 @@ def test_limits_that_no_key_has_used_are_shown_as_configured() -> None:
     assert "no key was used since the processes started; these limits are set" in " ".join(written.getvalue().split())
     (row,) = [line.split() for line in written.getvalue().replace("│", " ").splitlines() if " 100 " in line]
     assert row == ["each", "search", "100", "-", "-", "yes"]
-    assert limits.configured(replicas) == configured
+    assert limits.configured_limits(replicas) == configured
 
 
 @requirement("cli.limits")
@@ -947,7 +948,7 @@ def test_a_dry_run_shows_how_many_requests_would_have_waited() -> None:
             limits.shown([{**REPLICA, "upstream_limits": [{**limit, "dry_run": dry_run}]}])
         )
         assert ("dry run: would have waited" in written.getvalue()) is dry_run
-    assert limits.combined([replica, replica])[0]["would_have_waited"] == 8
+    assert limits.limits_in_use([replica, replica])[0]["would_have_waited"] == 8
 
 
 @requirement("cli.limits", "cli.top")

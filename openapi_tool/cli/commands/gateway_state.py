@@ -27,7 +27,7 @@ def purge(
 
     Running processes of the gateway go on with empty budgets. Exit codes: 0, 1 not confirmed, 2 the file is unusable.
     """
-    from openapi_tool.cli import gateway as work
+    from openapi_tool.cli import gateway_state as work
 
     work.purge(state, yes=yes)
 

@@ -81,7 +81,7 @@ def budgets(
     Each replica reports at most 100 accounts: those of projects, then the most used. Exit codes: 0, 1 no replica
     answers, 2 invalid settings, or NATS cannot be reached.
     """
-    from openapi_tool.cli import limits as work
+    from openapi_tool.cli import budgets as work
 
     work.budgets(project=project, as_json=as_json, state=state)
 
@@ -104,9 +104,9 @@ def usage(
     in UTC. A dash means that no card or account records the value. Exit codes: 0, 2 invalid settings or options,
     or PostgreSQL cannot be reached.
     """
-    from openapi_tool.cli import top as work
+    from openapi_tool.cli import usage as work
 
-    work.show_usage(
+    work.usage(
         project=project,
         since=since,
         until=until,

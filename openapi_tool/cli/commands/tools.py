@@ -200,7 +200,7 @@ def disable(
     Nothing is sent upstream for them. Running calls are finished. It applies to every kernel on these NATS servers.
     Exit codes: 0, 2 invalid options or settings, or NATS cannot be reached.
     """
-    from openapi_tool.cli import tools as work
+    from openapi_tool.cli import switches as work
 
     work.disable(
         name,
@@ -228,7 +228,7 @@ def enable(
 
     Exit codes: 0, 1 it is not disabled, 2 invalid options or settings, or NATS cannot be reached.
     """
-    from openapi_tool.cli import tools as work
+    from openapi_tool.cli import switches as work
 
     work.enable(
         name,
@@ -248,6 +248,6 @@ def disabled(
     state: GatewayOption = None,
 ) -> None:
     """List what is disabled, since when, by whom and why. Exit codes: 0, 2 invalid settings, NATS cannot be reached."""
-    from openapi_tool.cli import tools as work
+    from openapi_tool.cli import switches as work
 
     work.disabled(as_json=as_json, state=state)
