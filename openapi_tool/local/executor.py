@@ -24,7 +24,10 @@ READY = "consumer.started"
 
 
 class LoopbackResolver(AbstractResolver):
-    """Resolves every host to one loopback port; Host, SNI and verification stay unchanged."""
+    """Resolves every host to one loopback port, where the double listens.
+
+    The executor still asks for Jina's hosts by name (Host, SNI), and verifies their certificates.
+    """
 
     def __init__(self, port: int) -> None:
         self._port = port
