@@ -33,6 +33,7 @@ from typer.testing import CliRunner, Result
 from openapi_tool.cli import (
     app,
     budgets,
+    call_outcome,
     check,
     deadletters,
     definition_files,
@@ -45,6 +46,7 @@ from openapi_tool.cli import (
     top,
 )
 from openapi_tool.cli import call as call_command
+from openapi_tool.cli.call_outcome import CallOutcome
 from openapi_tool.cli.output import fail, print_line, print_status
 from openapi_tool.cli.tables import Rows, output, redraw
 from openapi_tool.environment import CONFIG_VARIABLE
@@ -338,12 +340,12 @@ def test_output_of_call_is_escaped(monkeypatch: pytest.MonkeyPatch, status: str)
     result = STORED.replace("openapi-tool: forged", "a second line")  # the text for the model may have several lines
     content = {"status": status, "result": result, "error": None if status == "success" else error}
     rows = ResultRows({"content": content}, {}, {}, None, None)
-    outcome = call_command._CallOutcome(placed_call(), rows, {"placed": 0})  # noqa: SLF001
+    outcome = CallOutcome(placed_call(), rows, {"placed": 0})
 
     async def answered(*_: Any) -> Any:
         return outcome
 
-    monkeypatch.setattr(call_command, "_kernel", lambda *_: (None, None, Redactor()))
+    monkeypatch.setattr(call_command, "_kernel", lambda: SimpleNamespace(redactor=Redactor()))
     monkeypatch.setattr(call_command, "_call", answered)
     assert_text(printed("call", "x"))
     assert_text(printed("call", "x", "--json"))
@@ -352,17 +354,15 @@ def test_output_of_call_is_escaped(monkeypatch: pytest.MonkeyPatch, status: str)
 @requirement("terminal.text")
 def test_no_line_of_a_page_looks_like_a_status_line_of_call(monkeypatch: pytest.MonkeyPatch) -> None:
     content = {"status": "success", "result": "a page\nsuccess: placed", "error": None}
-    outcome = call_command._CallOutcome(  # noqa: SLF001
-        placed_call(), ResultRows({"content": content}, {}, {}, None, None), {"placed": 0}
-    )
+    outcome = CallOutcome(placed_call(), ResultRows({"content": content}, {}, {}, None, None), {"placed": 0})
 
     async def answered(*_: Any) -> Any:
         return outcome
 
-    monkeypatch.setattr(call_command, "_kernel", lambda *_: (None, None, Redactor()))
+    monkeypatch.setattr(call_command, "_kernel", lambda: SimpleNamespace(redactor=Redactor()))
     monkeypatch.setattr(call_command, "_call", answered)
     assert "\nsuccess: placed" in CliRunner().invoke(app, ["call", "x"]).stdout  # a pipe gets the text as it is
-    monkeypatch.setattr(call_command, "is_terminal", lambda: True)
+    monkeypatch.setattr(call_outcome, "is_terminal", lambda: True)
     shown = CliRunner().invoke(app, ["call", "x"]).stdout
     assert shown.startswith("  ")
     assert "\n  success: placed" in shown
@@ -380,9 +380,9 @@ def test_variation_selectors_of_emoji_stay_but_not_hidden_text_of_them() -> None
 @requirement("terminal.text")
 def test_the_reason_of_a_missing_result_is_escaped(times: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     async def none(*_: Any) -> Any:
-        return call_command._CallOutcome(placed_call(), None, times, HOSTILE)  # noqa: SLF001
+        return CallOutcome(placed_call(), None, times, HOSTILE)
 
-    monkeypatch.setattr(call_command, "_kernel", lambda *_: (None, None, Redactor()))
+    monkeypatch.setattr(call_command, "_kernel", lambda: SimpleNamespace(redactor=Redactor()))
     monkeypatch.setattr(call_command, "_call", none)
     assert_text(printed("call", "x"))
 
