@@ -24,11 +24,13 @@ from openapi_tool.gateway.file_state import insert_row
 from openapi_tool.gateway.opening import NATS
 from openapi_tool.nats_client.users import NatsUser
 from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.protocol.subjects import is_token
 from openapi_tool.settings import given_values
 from openapi_tool.settings.sources import SourceUnreadable
 from openapi_tool.state.sqlite import MEMORY, StateFile
 from openapi_tool.state.sqlite_file import StateUnusable, default_path
 from openapi_tool.tools.switches import SwitchRecordInvalid
+from openapi_tool.tools.wording import short
 
 if TYPE_CHECKING:
     from openapi_tool.bootstrap import Bootstrap
@@ -97,11 +99,17 @@ def selected_file(option: Path | None) -> Path | None:
     return None if path == NATS else path
 
 
-def project_or_default(project: str | None, path: Path | None) -> str:
-    """Return the project that a command is about: without the option the default one of the gateway's doors."""
-    if project is None and path is None:
+def chosen_project(option: str | None, state: Path | None) -> str:
+    """Return the project that a command is about; exit with 2 if the option is invalid.
+
+    For a gateway the option may be missing: then it is the default project of its doors.
+    """
+    if option is None and state is None:
         fail("--project is missing; name the project")
-    return _LOCAL if project is None else project
+    project = _LOCAL if option is None else option
+    if not is_token(project):
+        fail(f"--project: {short(project)!r} is no project id: it is empty or contains blanks or `.*>`")
+    return project
 
 
 def with_state(
@@ -117,12 +125,12 @@ def with_state(
     if path == NATS:
         return _with_copied_rows(work, read_rows)
 
-    async def opened() -> T:
+    async def open_and_work() -> T:
         async with aclosing(StateFile.open(path, create=False)) as state:
             return await work(state)
 
     try:
-        return asyncio.run(opened())
+        return asyncio.run(open_and_work())
     except (StateUnusable, Unavailable, SwitchRecordInvalid) as error:
         fail(str(error))
 

@@ -53,7 +53,11 @@ def with_nats(
 async def run_connected(
     bootstrap: Bootstrap, work: Callable[[Bootstrap, BusClient], Awaitable[T]], user: NatsUser
 ) -> T:
-    """Return the result of `work` with a connection to the NATS in `bootstrap.bus`. Raises Unavailable."""
+    """Return the result of `work` with a connection to the NATS in `bootstrap.bus`. Raises Unavailable.
+
+    `user` is the login that the operator should have given the command; if NATS denies a subject, the message names
+    the command that lists the subjects of this login.
+    """
     options = bootstrap.bus.nats
     bus = replace(
         bootstrap.bus,
@@ -71,7 +75,7 @@ async def connected_once(bus: BusOptions) -> AsyncIterator[BusClient]:
     timeout = asyncio.timeout(CONNECT_S)
     try:
         async with timeout, connected(replace(bus, once=True)) as client:
-            timeout.reschedule(None)
+            timeout.reschedule(None)  # it is for the connection only, not for what the caller does with it
             yield client
     except TimeoutError:
         if not timeout.expired():

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from openapi_tool.cli.gateway_state import project_or_default, selected_state
+from openapi_tool.cli.gateway_state import chosen_project, selected_state
 from openapi_tool.cli.gateway_usage import gateway_usage
 from openapi_tool.cli.kernel_usage import SUMS_OF_RESULTS, kernel_usage
 from openapi_tool.cli.output import fail, print_json, print_status
@@ -17,7 +17,6 @@ from openapi_tool.cli.tables import Rows, output
 from openapi_tool.cli.times import time_before
 from openapi_tool.cli.usage_sums import UsageQuery, UsageSums
 from openapi_tool.kernel.postgres.usage_keys import By
-from openapi_tool.protocol.subjects import is_token
 from openapi_tool.quotas.amounts import Amount
 from openapi_tool.telemetry.logs import printable_line
 from openapi_tool.tools.wording import short
@@ -46,12 +45,12 @@ def usage(
     if as_json and as_csv:
         fail("--json and --csv exclude each other; name one")
     path = selected_state(state)
-    query = _query(project_or_default(project, path), since, until, by)
+    query = _query(chosen_project(project, path), since, until, by)
     sums = kernel_usage(query) if path is None else gateway_usage(path, query)
     _add_amounts_without_result(sums, by)
     if plot is not None:
-        period = f"{query.start:%Y-%m-%d %H:%M} to {query.end:%Y-%m-%d %H:%M} UTC"
-        _plot(plot, sums.rows, f"{query.project} by {by}, {period}")
+        shown_period = f"{query.start:%Y-%m-%d %H:%M} to {query.end:%Y-%m-%d %H:%M} UTC"
+        _plot(plot, sums.rows, f"{query.project} by {by}, {shown_period}")
     if as_json:
         span = {"since": query.start.isoformat(), "until": query.end.isoformat()}
         print_json({"project_id": query.project, **span, "by": by, "total": sums.total, "rows": sums.rows})
@@ -65,9 +64,7 @@ def usage(
 
 
 def _query(project: str, since: str, until: str | None, by: By) -> UsageQuery:
-    """Return the query that the options describe; exit with 2 if one of them is invalid."""
-    if not is_token(project):
-        fail(f"--project: {short(project)!r} is no project id: it is empty or contains blanks or `.*>`")
+    """Return the query for the times that the options name; exit with 2 if one of them is invalid."""
     now = datetime.now(UTC)
     start = time_before(since, now, "--since")
     end = time_before(until, now, "--until") if until else now
