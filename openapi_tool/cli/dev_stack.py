@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DevOptions:
-    """Options of the command. With `keep` the data stays in that folder; a port of 0 is any free one."""
+    """Options of the command. With `keep` the data stays in that folder; a port of 0 is any free one.
+
+    `name` is the name of the stack for `openapi-tool --dev NAME`; without it the first free one of `automatic_names`.
+    """
 
     upstream: UpstreamChoice
     protocol: ProtocolVersion
@@ -69,14 +72,13 @@ class DevStack:
 @contextmanager
 def running_dev_stack(options: DevOptions, settings: DevSettings) -> Iterator[DevStack]:
     """Run the stack, and announce it to other commands. Raises DevError, ServerFailed, OSError."""
-    from openapi_tool.local.sample_calls import demo_tools  # noqa: PLC0415 - needs the extra [local]
-    from openapi_tool.local.stack import EmbeddedStack, kernel_schema  # noqa: PLC0415 - the same
+    from openapi_tool.local.stack import EmbeddedStack  # noqa: PLC0415 - needs the extra [local]
 
-    version, database = options.protocol, database_of(options.protocol)
+    version = options.protocol
     with ExitStack() as exits:
         # The stack holds these locks until it has stopped, even if this process is killed.
         hold = [exits.enter_context(persistent_folder(options.keep))] if options.keep else []
-        state = exits.enter_context(claimed_state(options.name))
+        state = exits.enter_context(claimed_state(options.name))  # None if no automatic name is free
         if state is not None:
             hold.append(state.descriptor)
         servers = EmbeddedStack(
@@ -85,21 +87,32 @@ def running_dev_stack(options: DevOptions, settings: DevSettings) -> Iterator[De
         if state is not None:
             servers.guard.delete_at_end(state_path(state.name))
 
-        prepare_kernel = partial(prepare, version=version, schema=kernel_schema(version), tools=demo_tools(version))
-        executors = [exits.enter_context(running(servers, database, prepare_kernel, settings.environment))]
-        environment = {**settings.environment, f"{PREFIX}HEALTH__PORT": "0"}  # off: the first process uses the port
-        real_upstream = options.upstream is UpstreamChoice.REAL
-        for number in range(2, options.replicas + 1):
-            executor = servers.executor(f"executor{number}", database, environment, real_upstream=real_upstream)
-            executor.start()
-            exits.callback(executor.stop)
-            executors.append(executor)
-
+        executors = _start(servers, options, settings, exits)
         prefix = _command_prefix(servers, version, state)  # before `announce`, as it asks for other stacks
         stack = DevStack(servers, version, executors, prefix)
         if state is not None:
             announce(state.descriptor, stack.dsn, servers.nats.url, version)
         yield stack
+
+
+def _start(
+    servers: EmbeddedStack, options: DevOptions, settings: DevSettings, exits: ExitStack
+) -> list[ExecutorProcess]:
+    """Start the servers, prepare the simulated kernel, and start the executors; `exits` stops them."""
+    from openapi_tool.local.sample_calls import demo_tools  # noqa: PLC0415 - needs the extra [local]
+    from openapi_tool.local.stack import kernel_schema  # noqa: PLC0415 - the same
+
+    version, database = options.protocol, database_of(options.protocol)
+    prepare_kernel = partial(prepare, version=version, schema=kernel_schema(version), tools=demo_tools(version))
+    executors = [exits.enter_context(running(servers, database, prepare_kernel, settings.environment))]
+    environment = {**settings.environment, f"{PREFIX}HEALTH__PORT": "0"}  # off: the first executor uses the port
+    real_upstream = options.upstream is UpstreamChoice.REAL
+    for number in range(2, options.replicas + 1):
+        executor = servers.executor(f"executor{number}", database, environment, real_upstream=real_upstream)
+        executor.start()
+        exits.callback(executor.stop)
+        executors.append(executor)
+    return executors
 
 
 def _command_prefix(servers: EmbeddedStack, version: ProtocolVersion, state: ClaimedState | None) -> str:

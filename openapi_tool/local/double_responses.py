@@ -30,7 +30,9 @@ def padded(text: str, size: int) -> str:
         return text
     envelope = json.loads(text)
     data = envelope.get("data")
-    item = data[0] if isinstance(data, list) and data else data
+    item = data
+    if isinstance(data, list) and data:
+        item = data[0]
     if not isinstance(item, dict):
         return text
     content = item.get("content") or "Lorem ipsum dolor sit amet. "

@@ -75,9 +75,10 @@ class ExecutorProcess:
 
     def start(self) -> None:
         """Wait until it serves. Raises ServerFailed."""
+        log = self.process.log
         # A second start appends to the log, in which the first one already wrote READY.
-        offset = self.process.log.stat().st_size if self.process.log.exists() else 0
-        self.process.start(lambda: READY.encode() in self.process.log.read_bytes()[offset:])
+        old_size = log.stat().st_size if log.exists() else 0
+        self.process.start(lambda: READY.encode() in log.read_bytes()[old_size:])
 
     def stop(self) -> int:
         """Drain it, and return the exit code."""

@@ -78,7 +78,7 @@ def main() -> None:
         if "path" in message:
             paths.append(Path(message["path"]))
         else:
-            with contextlib.suppress(psutil.NoSuchProcess):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended already
                 processes.append((psutil.Process(message["pid"]), message["signal"]))
     _stop_all(processes)
     for path in paths:

@@ -141,7 +141,7 @@ def free_port() -> int:
     The last 1,000 returned ports are not returned again, since their callers may not have opened them yet.
     """
     for port in _random.choices(_PORTS, k=_PORTS_TO_TRY):
-        with socket.socket() as probe, contextlib.suppress(OSError):
+        with socket.socket() as probe, contextlib.suppress(OSError):  # another process uses this port
             probe.bind(("127.0.0.1", port))
             if port not in _returned_ports:
                 _returned_ports.append(port)
