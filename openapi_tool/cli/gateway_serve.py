@@ -56,6 +56,7 @@ from openapi_tool.telemetry.snapshots import Snapshots
 
 if TYPE_CHECKING:
     from openapi_tool.gateway.jwts import Jwts
+    from openapi_tool.http.server import HttpDoor
 
 log = logging.getLogger(__name__)
 
@@ -166,7 +167,7 @@ async def _serve(parts: _Parts, *, structured: bool) -> None:
             return
         tokens = _tokens(state, options)
         await tokens.load()
-        jwts = issuer_tokens(bootstrap)
+        jwts = _issuer_tokens(bootstrap)
         open_to_all = len(tokens) == 0 and jwts is None
         listening = _listen(options, has_tokens=not open_to_all)
         gateway = await stack.enter_async_context(
@@ -186,23 +187,11 @@ async def _serve(parts: _Parts, *, structured: bool) -> None:
                 drain_s=settings.executor.drain_timeout_s - settings.executor.hand_back_s,
             )
         )
-
-        async def use_tools(changed: Tools) -> None:
-            gateway.use_tools(changed)
-            await door.mcp.server.tools_changed()
-
-        async def run_background_tasks() -> None:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(parts.reloader.run(reload), name="reload")
-                group.create_task(_refresh_tokens(tokens, health), name="tokens")
-                group.create_task(monitor_loop_lag(lambda _: None), name="loop lag")  # only for the metrics
-                group.create_task(_until_it_ends(door.serving), name="end of the server")
-                if parts.served.folder is not None:
-                    group.create_task(watch(parts.served.folder, use_tools), name="tools")
-
         _record_state(health, "")
         _log_serving(listening, len(tokens), open_to_all=open_to_all)
-        background = asyncio.create_task(run_background_tasks(), name="background tasks")
+        background = asyncio.create_task(
+            _run_background_tasks(parts, gateway, door, tokens, reload), name="background tasks"
+        )
         try:
             await shutdown.requested_or_done(background)
             if background.done():
@@ -214,6 +203,24 @@ async def _serve(parts: _Parts, *, structured: bool) -> None:
             with shutdown.step("drain"):
                 await door.drain()
     log.info("stopped", extra={"action": "service.stopped"})
+
+
+async def _run_background_tasks(
+    parts: _Parts, gateway: Gateway, door: HttpDoor, tokens: Tokens, reload: asyncio.Event
+) -> None:
+    """Run until cancelled what a gateway does beside requests; `reload` asks to read the settings again."""
+
+    async def use_tools(changed: Tools) -> None:
+        gateway.use_tools(changed)
+        await door.mcp.server.tools_changed()
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(parts.reloader.run(reload), name="reload")
+        group.create_task(_refresh_tokens(tokens, parts.reloader.bootstrap.health), name="tokens")
+        group.create_task(monitor_loop_lag(lambda _: None), name="loop lag")  # only for the metrics
+        group.create_task(_until_it_ends(door.serving), name="end of the server")
+        if parts.served.folder is not None:
+            group.create_task(watch(parts.served.folder, use_tools), name="tools")
 
 
 def _log_serving(listening: socket.socket, tokens: int, *, open_to_all: bool) -> None:
@@ -241,7 +248,7 @@ def _tokens(state: GatewayState, options: GatewayOptions) -> Tokens:
     return Tokens(stores, grace_s=options.token_grace_s)
 
 
-def issuer_tokens(bootstrap: Bootstrap) -> Jwts | None:
+def _issuer_tokens(bootstrap: Bootstrap) -> Jwts | None:
     """Return what checks the tokens of an external issuer, None if the settings name none."""
     options, egress = bootstrap.settings.gateway.oauth, bootstrap.settings.egress
     if options is None:
