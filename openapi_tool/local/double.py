@@ -93,7 +93,11 @@ class ResponseRule:
 
 
 class Double:
-    """Handlers of both ports. `keys` are the accepted keys by name."""
+    """Handlers of both ports. `keys` are the accepted keys by name.
+
+    The admin port sets rules and fallbacks. A *fallback* is a rule of which only `match` and `answer` count: it answers
+    requests without a recording.
+    """
 
     def __init__(self, keys: Mapping[str, str]) -> None:
         self._key_names = {value: name for name, value in keys.items()}
@@ -137,6 +141,7 @@ class Double:
         return response
 
     async def _record(self, request: web.Request) -> dict[str, Any]:
+        """Add a request to the log, with the name of its key in place of the key; return the entry."""
         body = await request.read()
         scheme, _, value = request.headers.get("Authorization", "").partition(" ")
         entry = {
@@ -154,6 +159,7 @@ class Double:
         return entry
 
     def _check_connection(self, request: web.Request) -> None:
+        """Raise UnknownRequest for a host that the client has not named to TLS, or for a wrong Accept."""
         connection = request.transport.get_extra_info("ssl_object") if request.transport else None
         if connection is None or connection.context is not self._contexts.get(request.host):
             raise UnknownRequest(f"host {request.host!r} is not what TLS was asked for")
@@ -161,6 +167,7 @@ class Double:
             raise UnknownRequest("Accept is not exactly application/json")
 
     async def _answer(self, request: web.Request, entry: dict[str, Any]) -> web.StreamResponse:
+        """Answer as the first rule for the request says; without one with the recording of the request."""
         if entry["key"] is None:
             return json_response(401, json.dumps(error_bodies()[401]))
         body = entry["body"].encode()
