@@ -22,7 +22,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from openapi_tool.local.caller import Caller, prepare_database
+from openapi_tool.local.caller import Caller
+from openapi_tool.local.database import prepare_database
 from openapi_tool.local.dev import FALLBACKS
 from openapi_tool.local.sample_arguments import SAMPLE_CALLS
 from openapi_tool.local.sample_calls import demo_tools

@@ -20,7 +20,8 @@ from openapi_tool.cli.output import INTERRUPTED, fail
 from openapi_tool.concurrency.cancellation import interruptible
 from openapi_tool.environment import DEFAULT_AUTH_ENV, DEV_VARIABLE
 from openapi_tool.kernel.postgres.failures import located, translate_connection_errors
-from openapi_tool.local.caller import ERRORS, Caller, open_database
+from openapi_tool.local.caller import ERRORS, Caller
+from openapi_tool.local.database import open_database
 from openapi_tool.local.dev_state import DevError, SeveralStacks, running_dev
 from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.requested_call import RequestedCall, publish_call, save_call

@@ -20,7 +20,7 @@ from openapi_tool.cli.embedded import executor_settings, extra_needed, running, 
 from openapi_tool.cli.options import UpstreamChoice
 from openapi_tool.cli.output import INTERRUPTED, fail, json_default, print_status
 from openapi_tool.cli.tables import cell
-from openapi_tool.local.caller import prepare_database
+from openapi_tool.local.database import prepare_database
 from openapi_tool.local.sample_arguments import MAX_RESULT_CHARS
 from openapi_tool.protocol.dialect import DEFAULT_VERSION, ProtocolVersion
 from openapi_tool.settings import PREFIX

@@ -23,6 +23,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.api import StreamConfig
 
+from openapi_tool.local.database import CONNECT_S, open_database
 from openapi_tool.local.placed_call import VERSION, PlacedCall, doorbell_key, new_call, save_rows
 from openapi_tool.nats_client.client import BusClient
 from openapi_tool.nats_client.options import BusOptions
@@ -43,7 +44,6 @@ ERRORS: tuple[type[Exception], ...] = (
 
 _POLL_S = 0.2
 _DOORBELL_GRACE_S = 1.0  # an executor publishes the doorbell right after it committed the row
-_CONNECT_S = 10.0
 
 
 class _Doorbell(NamedTuple):
@@ -62,19 +62,6 @@ class ResultRows:
     edge: Mapping[str, Any]
     doorbell: Mapping[str, Any] | None
     doorbell_at: float | None
-
-
-@asynccontextmanager
-async def open_database(dsn: str, timeout_s: float) -> AsyncIterator[asyncpg.Connection]:
-    """Connect; jsonb columns are decoded. Raises asyncpg's errors or OSError."""
-    database = await asyncpg.connect(dsn, timeout=timeout_s)
-    try:
-        await database.set_type_codec(
-            "jsonb", schema="pg_catalog", encoder=lambda v: orjson.dumps(v).decode(), decoder=orjson.loads
-        )
-        yield database
-    finally:
-        await database.close()
 
 
 class Caller:
@@ -102,7 +89,7 @@ class Caller:
     async def open(cls, dsn: str, version: str = VERSION, /, **bus: Any) -> AsyncIterator[Caller]:
         """Connect and change nothing; `bus` are the NATS client's options. Raises ERRORS."""
         async with AsyncExitStack() as stack:
-            database = await stack.enter_async_context(open_database(dsn, _CONNECT_S))
+            database = await stack.enter_async_context(open_database(dsn, CONNECT_S))
             client = BusClient(BusOptions())
             await client.connect(name="kernel-player", **bus)
             stack.push_async_callback(client.close)
@@ -298,15 +285,3 @@ class Caller:
         async with self._lock:
             row = await self.database.fetchrow(query, *values)
         return dict(row) if row else {}
-
-
-async def prepare_database(server_dsn: str, database: str, schema: str | None, template: str | None = None) -> None:
-    """Create a database, as a copy of `template` if that is given, and run the statements of `schema` in it."""
-    # The default strategy, wal_log, takes twice as long.
-    copy = f' template "{template}" strategy file_copy' if template else ""
-    async with open_database(server_dsn, _CONNECT_S) as server:
-        await server.execute(f'create database "{database}"{copy}')
-    if schema is not None:
-        address_of_server = server_dsn.rpartition("/")[0]
-        async with open_database(f"{address_of_server}/{database}", _CONNECT_S) as created:
-            await created.execute(schema)
