@@ -59,7 +59,8 @@ StateOption = Annotated[
         show_default=False,
     ),
 ]
-GatewayOption = Annotated[
+# Of commands that are about a kernel, or else about a gateway; `StateOption` is of those that are about a gateway only.
+GatewayStateOption = Annotated[
     Path | None,
     typer.Option(
         "--state",

@@ -1,4 +1,4 @@
-"""Commands that show and change nothing: calls, replicas, limits, budgets, costs, and what `serve` lacks.
+"""Commands that only look: at calls, replicas, limits, budgets and costs, and at what `serve` needs.
 
 Those with the option `--state` show either a kernel's executors, or the processes of a gateway.
 """
@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from openapi_tool.cli.options import ConfigOption, GatewayOption, JsonOption, OneObjectOption
+from openapi_tool.cli.options import ConfigOption, GatewayStateOption, JsonOption, OneObjectOption
 from openapi_tool.kernel.postgres.usage_keys import By
 
 commands = typer.Typer()
@@ -24,7 +24,7 @@ def inspect(
     *,
     project: Annotated[str | None, typer.Option(help=_PROJECT_HELP.format("call"), show_default=False)] = None,
     as_json: JsonOption = False,
-    state: GatewayOption = None,
+    state: GatewayStateOption = None,
 ) -> None:
     """Show the timeline of one call, and why it has no result if it has none. Changes nothing.
 
@@ -42,7 +42,7 @@ def top(
     every_s: Annotated[float, typer.Option("--every", help="Seconds between updates.", min=1.0, max=3600.0)] = 2.0,
     expect: Annotated[int, typer.Option(help="Replicas that should run; fewer answers are a problem.", min=0)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, once.")] = False,
-    state: GatewayOption = None,
+    state: GatewayStateOption = None,
 ) -> None:
     """Show rate, latency, running, held, lag and errors of all replicas; with --once or --json once, else until Ctrl-C.
 
@@ -58,7 +58,7 @@ def limits(
     *,
     watch: Annotated[bool, typer.Option("--watch", help="Update every 2 s until Ctrl-C or SIGTERM.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, once.")] = False,
-    state: GatewayOption = None,
+    state: GatewayStateOption = None,
 ) -> None:
     """Show limits by key and endpoint: used, paused, the share of each replica, waiting calls by project; refused keys.
 
@@ -74,7 +74,7 @@ def budgets(
     *,
     project: Annotated[str | None, typer.Option(help="Project of the accounts; by default all.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    state: GatewayOption = None,
+    state: GatewayStateOption = None,
 ) -> None:
     """Show the accounts that the replicas have used since their start: used, left, when they renew.
 
@@ -96,7 +96,7 @@ def usage(
     as_json: OneObjectOption = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV only.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw tokens and calls as PNG; needs the extra [plot].")] = None,
-    state: GatewayOption = None,
+    state: GatewayStateOption = None,
 ) -> None:
     """Sum up calls, tokens, requests, cache hits, errors, truncations, retries and latency from the result cards.
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from openapi_tool.cli.options import ExportFormat, GatewayOption, JsonOption
+from openapi_tool.cli.options import ExportFormat, GatewayStateOption, JsonOption
 
 Files = Annotated[list[Path], typer.Argument(help="YAML files with definitions, folders of them, or - for stdin.")]
 ApiOption = Annotated[str | None, typer.Option("--api", help="URL of the kernel's management API.", show_default=False)]
@@ -193,7 +193,7 @@ def disable(
     reason: ReasonOption,
     by: ByOption = None,
     as_json: JsonOption = False,
-    state: GatewayOption = None,
+    state: GatewayStateOption = None,
 ) -> None:
     """Disable a tool within two seconds on all replicas: its calls fail with tool_not_available and the reason.
 
@@ -222,7 +222,7 @@ def enable(
     reason: ReasonOption,
     by: ByOption = None,
     as_json: JsonOption = False,
-    state: GatewayOption = None,
+    state: GatewayStateOption = None,
 ) -> None:
     """Enable again exactly what was disabled, within two seconds on all replicas.
 
@@ -245,7 +245,7 @@ def enable(
 def disabled(
     *,
     as_json: JsonOption = False,
-    state: GatewayOption = None,
+    state: GatewayStateOption = None,
 ) -> None:
     """List what is disabled, since when, by whom and why. Exit codes: 0, 2 invalid settings, NATS cannot be reached."""
     from openapi_tool.cli import switches as work
