@@ -17,7 +17,7 @@ import typer
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap
 from openapi_tool.cli.kernel import names_of_dev, servers_of_named_dev
 from openapi_tool.cli.output import USAGE, print_json, print_line, print_status
-from openapi_tool.cli.stored_definitions import judge, stored_check
+from openapi_tool.cli.stored_definitions import NOT_OURS, UNUSABLE, judge, stored_check
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.kernel.jetstream.durable import DurableMissing, observe
 from openapi_tool.kernel.jetstream.storage_check import unusable, unusable_quotas
@@ -211,11 +211,11 @@ async def _definitions(bootstrap: Bootstrap, project: str) -> list[str]:
     for row in definitions:
         name = row["tool_name"]
         verdict = judge(row, stored, bootstrap.version)
-        if verdict["kind"] == "unusable":
-            unusable_tools.append(f"{name}: {'; '.join(verdict['problems'])}")
-        elif verdict["kind"] == "not ours":
+        if verdict.kind == UNUSABLE:
+            unusable_tools.append(f"{name}: {'; '.join(verdict.problems)}")
+        elif verdict.kind == NOT_OURS:
             tools_of_others.append(name)
-        ignored += [f"{name}: {problem}" for problem in verdict["problems"]]
+        ignored += [f"{name}: {problem}" for problem in verdict.problems]
     if unusable_tools:
         raise _CheckFailed("; ".join(unusable_tools))
     details = [counted(len(definitions) - len(tools_of_others), "definition")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 from openapi_tool.bootstrap import operator_envs, tool_secrets
 from openapi_tool.jina.stored_check import StoredCheck
@@ -11,6 +11,9 @@ from openapi_tool.settings import Settings
 from openapi_tool.tools.bounds import MAX_ROW_BYTES
 from openapi_tool.tools.definition import stored_record
 from openapi_tool.tools.registry import TOO_LARGE
+
+UNUSABLE = "unusable"
+NOT_OURS = "not ours"
 
 
 def stored_check(settings: Settings) -> StoredCheck:
@@ -24,21 +27,28 @@ def stored_check(settings: Settings) -> StoredCheck:
     )
 
 
-def judge(row: dict[str, Any], check: StoredCheck, version: str | None) -> dict[str, Any]:
-    """Return the `kind` of a stored definition, and the `problems`: what the executor would refuse or ignore in it.
+class Verdict(NamedTuple):
+    """What an executor would do with a definition, and the problems: what it would refuse or ignore.
 
-    The kind is the name of the built-in tool that the definition is based on, `unusable`, or for a tool with another
-    target `not ours`. `version` is the kernel's protocol version, None if unknown.
+    The kind is the name of the built-in tool that the definition is based on, `UNUSABLE`, or `NOT_OURS` for a tool with
+    another target, whose calls another executor runs.
     """
+
+    kind: str
+    problems: list[str]
+
+
+def judge(row: dict[str, Any], check: StoredCheck, version: str | None) -> Verdict:
+    """Return the verdict on a stored definition; `version` is the kernel's protocol version, None if unknown."""
     target = row.get("target_subject")
     if isinstance(target, str) and f".cmd.tool.{check.target}." not in target:
-        return {"kind": "not ours", "problems": []}
+        return Verdict(NOT_OURS, [])
     for name in ("parameters", "options"):
         if str(row.get(name)).endswith(TOO_LARGE):  # `ToolRows` replaces a larger column by a text with this end
             why = f"{name}: is too large; a definition may have at most {MAX_ROW_BYTES:,} bytes"
-            return {"kind": "unusable", "problems": [why]}
+            return Verdict(UNUSABLE, [why])
     definition, problems = check.check(stored_record(row))
     if version and isinstance(target, str) and not target.startswith(f"cg.{version}."):
         why = f"target_subject: must begin with cg.{version}., or no executor of this kernel gets a call"
-        return {"kind": "unusable", "problems": [why, *problems]}
-    return {"kind": definition.built_in.name if definition else "unusable", "problems": problems}
+        return Verdict(UNUSABLE, [why, *problems])
+    return Verdict(definition.built_in.name if definition else UNUSABLE, problems)

@@ -39,7 +39,7 @@ def list_(*, project: str, api: str | None, db: bool, as_json: bool) -> None:
     stored, version = run_with(read, api, db=db)
     mask = _masking()
     check = stored_check(load_settings(NO_DATABASE))
-    rows = [mask({**row, **judge(row, check, version)}) for row in stored]
+    rows = [mask({**row, **judge(row, check, version)._asdict()}) for row in stored]
     if as_json:
         for row in rows:
             print_json({name: value for name, value in row.items() if name != "kind"})
