@@ -76,6 +76,7 @@ def _require_free(ports: Mapping[str, int]) -> None:
 def _run(options: DevOptions) -> None:
     with extra_needed("dev"):
         from openapi_tool.cli.dev_settings import dev_settings  # noqa: PLC0415 - needs the extra [local]
+        from openapi_tool.local import stack as _  # noqa: F401, PLC0415 - the same; `running_dev_stack` imports it
         from openapi_tool.local.servers import ServerFailed  # noqa: PLC0415 - the same
     settings = dev_settings(options.upstream, os.environ, options.protocol)
     for remark in settings.remarks:
