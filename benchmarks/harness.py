@@ -32,7 +32,8 @@ from benchmarks import floor
 from benchmarks.double import USUAL, Behaviour, unique_query
 from benchmarks.without import PART_VARIABLE
 from openapi_tool.bootstrap import NAME as EXECUTOR
-from openapi_tool.local.caller import WORKER_TARGET, Caller, prepare_database
+from openapi_tool.local.caller import WORKER_TARGET, Caller
+from openapi_tool.local.database import prepare_database
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.guard import Guard
 from openapi_tool.local.placed_call import SENDER, VERSION

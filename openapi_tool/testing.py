@@ -31,13 +31,12 @@ from openapi_tool.jina.transport import ON_CONNECTED
 from openapi_tool.local.recordings import (
     RECORDED_HOSTS,
     Recording,
-    UnknownRequest,
     error_classes,
     load_recordings,
     on_site,
-    parse_request,
     recording_of,
 )
+from openapi_tool.local.request_content import UnknownRequest, parse_request
 from openapi_tool.protocol.cards import StoredText, ToolCall, as_model_reads
 from openapi_tool.protocol.identity import CallIdentity
 from openapi_tool.protocol.records import Artifact

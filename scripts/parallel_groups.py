@@ -17,7 +17,8 @@ from collections import Counter
 from contextlib import AsyncExitStack
 from typing import Any
 
-from openapi_tool.local.caller import Caller, prepare_database
+from openapi_tool.local.caller import Caller
+from openapi_tool.local.database import prepare_database
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
 from tests.conftest import AGENT, PROJECT, search_tool
 from tests.kernel_conformance.worker import Turn, Worker

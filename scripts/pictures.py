@@ -22,11 +22,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from openapi_tool.local.caller import Caller, prepare_database
+from openapi_tool.local.caller import Caller
+from openapi_tool.local.database import prepare_database
 from openapi_tool.local.dev import FALLBACKS
+from openapi_tool.local.sample_arguments import SAMPLE_CALLS
 from openapi_tool.local.sample_calls import demo_tools
 from openapi_tool.local.servers import free_port
-from openapi_tool.local.stack import CALLS, EmbeddedStack, kernel_schema
+from openapi_tool.local.stack import EmbeddedStack, kernel_schema
 
 ROOT = Path(__file__).parent.parent
 DASHBOARD = ROOT / "helm" / "openapi-tool" / "files" / "dashboard.json"
@@ -88,7 +90,7 @@ async def _load(stack: EmbeddedStack) -> None:
                 stack.upstream.rules(_STORM, *rules)
             if number == (STORM_AT_S + STORM_S) * PER_SECOND:
                 stack.upstream.rules(*rules)
-            tool, arguments = CALLS["double"][number % 3]
+            tool, arguments = SAMPLE_CALLS["double"][number % 3]
             varied = arguments if number % 2 else _different(arguments, number)
             await caller.place(PROJECT, AGENT, tool, varied)
             await asyncio.sleep(1 / PER_SECOND)

@@ -23,7 +23,8 @@ import typer.main
 from hypothesis import HealthCheck, settings
 
 from openapi_tool.jina.egress import tls_context
-from openapi_tool.local.caller import Caller, prepare_database
+from openapi_tool.local.caller import Caller
+from openapi_tool.local.database import prepare_database
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
 from tests.forking import forking

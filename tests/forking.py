@@ -32,6 +32,7 @@ import typer.main
 from tests.support import copy_clusters
 
 _COMMANDS = [
+    "budgets",
     "call",
     "check",
     "deadletters",
@@ -42,10 +43,12 @@ _COMMANDS = [
     "limits",
     "permissions",
     "serve",
+    "switches",
     "tools",
     "tools_apply",
     "tools_registry",
     "top",
+    "usage",
 ]
 _PRELOADED = (
     "openapi_tool.cli",

@@ -170,7 +170,7 @@ IDENTITY = (
         "tests/dialects/test_dialects.py::test_dead_letters_with_equal_ids_are_distinguished",
     ),
     Mutation(
-        "cli/dev_executor.py",
+        "cli/dev_settings.py",
         '_OF_KERNEL = ("protocol", "quotas")',
         '_OF_KERNEL = ("protocol",)',
         "tests/dialects/test_dialects.py::test_the_executor_of_dev_uses_nothing_of_the_settings_but_the_simulated_kernel",

@@ -41,8 +41,9 @@ from openapi_tool.jina.transport import ON_CONNECTED
 from openapi_tool.kernel.jetstream.dead_letters import STREAM as DEAD_LETTERS
 from openapi_tool.kernel.postgres.privileges import grant_statements, quoted_role
 from openapi_tool.local.caller import Caller
+from openapi_tool.local.postgres_server import USER, PostgresServer, _environment
 from openapi_tool.local.recordings import error_classes
-from openapi_tool.local.servers import USER, NatsServer, PostgresServer, _environment
+from openapi_tool.local.servers import NatsServer
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.options.postgres import PoolOptions, PostgresOptions
 from openapi_tool.protocol.cards import ToolCall

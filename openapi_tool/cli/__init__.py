@@ -1,4 +1,8 @@
-"""Commands of the service and of the local stack."""
+"""The command line: `commands/` declares each command with its options, the module of its name does the work.
+
+Some modules serve several commands: `kernel`, `gateway_state` and `nats_connection` find and reach what a command is
+about, `output` and `tables` print.
+"""
 
 from __future__ import annotations
 

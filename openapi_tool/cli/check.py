@@ -1,4 +1,7 @@
-"""`openapi-tool check`."""
+"""`openapi-tool check`: whether `serve` could use its settings, PostgreSQL, NATS, keys and definitions.
+
+Each check is a function that returns details for the user, or raises an exception whose message is the problem.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ import typer
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap
 from openapi_tool.cli.kernel import names_of_dev, servers_of_named_dev
 from openapi_tool.cli.output import USAGE, print_json, print_line, print_status
-from openapi_tool.cli.tools_registry import judge, stored_check
+from openapi_tool.cli.stored_definitions import NOT_OURS, UNUSABLE, judge, stored_check
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.kernel.jetstream.durable import DurableMissing, observe
 from openapi_tool.kernel.jetstream.storage_check import unusable, unusable_quotas
@@ -75,58 +78,59 @@ def _check(*, as_json: bool, project: list[str] | None, upstream: bool) -> None:
         if stacks and any(problem.startswith("postgres: is missing") for problem in error.problems):
             error.problems.append(f"to check a running dev stack ({stacks}): openapi-tool --dev NAME check")
         raise
-    own = bootstrap.settings.protocol.project
-    projects = project or ([] if own == "*" else [own])
-    outcomes = {"settings": CheckResult(), **asyncio.run(_outcomes(bootstrap, projects, upstream))}
-    failed = any(outcome.problem for outcome in outcomes.values())
+    served_project = bootstrap.settings.protocol.project
+    projects = project or ([] if served_project == "*" else [served_project])
+    results = {"settings": CheckResult(), **asyncio.run(_results(bootstrap, projects, upstream=upstream))}
     weak = [f"{name} is too short or too common a word to be masked; set another one" for name in bootstrap.unmasked]
     remarks = [*bootstrap.settings.remarks, *ignored_variables(os.environ), *weak]
     if as_json:
-        _print_json(outcomes, remarks)
+        _print_json(results, remarks)
     else:
         for remark in remarks:
             print_status(f"openapi-tool: {remark}")
-        for name, outcome in outcomes.items():
-            print_line(f"{name}: {outcome}")
-    if failed:
+        for name, result in results.items():
+            print_line(f"{name}: {result}")
+    if any(result.problem for result in results.values()):
         raise typer.Exit(_FAILED)
 
 
-def _print_json(outcomes: Mapping[str, CheckResult], remarks: Sequence[str]) -> None:
-    checks = {name: outcome.problem for name, outcome in outcomes.items()}
-    details = {name: outcome.details for name, outcome in outcomes.items()}
+def _print_json(results: Mapping[str, CheckResult], remarks: Sequence[str]) -> None:
+    checks = {name: result.problem for name, result in results.items()}
+    details = {name: result.details for name, result in results.items()}
     print_json({"ok": not any(checks.values()), "checks": checks, "details": details, "remarks": list(remarks)})
 
 
-async def _outcomes(bootstrap: Bootstrap, projects: Sequence[str], upstream: bool) -> dict[str, CheckResult]:  # noqa: FBT001
+async def _results(bootstrap: Bootstrap, projects: Sequence[str], *, upstream: bool) -> dict[str, CheckResult]:
     checks: dict[str, Awaitable[list[str]]] = {"postgres": _postgres(bootstrap), "nats": _nats(bootstrap)}
     if bootstrap.quotas:
         checks[QUOTAS] = _quotas(bootstrap.quotas)
     if upstream:
         checks["upstream"] = _upstream(bootstrap)
-    checks |= {f"definitions of {project}": _definitions(bootstrap, project) for project in projects}
-    outcomes = await asyncio.gather(*(_outcome(work, bootstrap) for work in checks.values()))
+    for project in projects:
+        checks[f"definitions of {project}"] = _definitions(bootstrap, project)
+    results = await asyncio.gather(*(_result(check, bootstrap) for check in checks.values()))
     keys = {variable: CheckResult() for variable in sorted(bootstrap.secrets.allowed)}
     for variable in bootstrap.secrets.missing():
-        keys[variable] = CheckResult(_key_missing(bootstrap, variable))
-    return {**dict(zip(checks, outcomes, strict=True)), **keys}
+        keys[variable] = CheckResult(_why_key_is_missing(bootstrap, variable))
+    return {**dict(zip(checks, results, strict=True)), **keys}
 
 
-def _key_missing(bootstrap: Bootstrap, variable: str) -> str:
+def _why_key_is_missing(bootstrap: Bootstrap, variable: str) -> str:
     pool = bootstrap.settings.limits.pool_name(variable)
     needed_by = f" (a key of limits.pools.{pool})" if pool else ""
     return f"is not set{needed_by}; set it or {variable}{FILE_SUFFIX}"
 
 
-async def _outcome(work: Awaitable[list[str]], bootstrap: Bootstrap) -> CheckResult:
+async def _result(check: Awaitable[list[str]], bootstrap: Bootstrap) -> CheckResult:
     mask = bootstrap.redactor.text
     try:
         async with asyncio.timeout(_TIMEOUT_S):
-            return CheckResult("", list(map(mask, await work)))
+            details = await check
+            return CheckResult("", [mask(detail) for detail in details])
     except TimeoutError:
         return CheckResult(f"no answer within {_TIMEOUT_S:.0f} s")
     except (Unavailable, RegistryError, _CheckFailed) as error:
-        # Adds the server's name to errors of PostgreSQL only.
+        # `located` adds the address of the server to an error of PostgreSQL, and changes no other.
         return CheckResult(mask(located(str(error), bootstrap.pool)))
 
 
@@ -145,17 +149,20 @@ async def _nats(bootstrap: Bootstrap) -> list[str]:
         async with connected(replace(bootstrap.bus, once=True)) as client:
             encryption = _transport(encrypted=client.encrypted)
             stream = await command_stream_of(client, durable)
-            if problems := await unusable(client, stream or "", quotas=bootstrap.quotas is None):
+            problems = await unusable(client, stream or "", quotas=bootstrap.quotas is None)
+            if problems:
                 raise _CheckFailed("; ".join(problems))
             if stream is None:
                 return [encryption, "the command stream is created at the start"]
-            return [encryption, f"stream {stream}", await _durable(client, Durable(stream, durable.name), durable)]
+            state_of_durable = await _durable(client, Durable(stream, durable.name), durable)
+            return [encryption, f"stream {stream}", state_of_durable]
 
 
 async def _quotas(bus: BusOptions) -> list[str]:
     with outage_as_unavailable(bus.where):
         async with connected(replace(bus, once=True)) as client:
-            if problems := await unusable_quotas(client):
+            problems = await unusable_quotas(client)
+            if problems:
                 raise _CheckFailed("; ".join(problems))
             return [_transport(encrypted=client.encrypted)]
 
@@ -169,9 +176,10 @@ async def _durable(client: BusClient, durable: Durable, options: DurableOptions)
         raise _CheckFailed(
             f"durable {durable.name} is paused until {state.paused_until}; resume it: no call runs before"
         )
-    differs = state.filters != (options.filter_subject,) or state.max_deliver != UNLIMITED
-    waiting = f"durable {durable.name}, {state.pending} pending"
-    return f"{waiting}; its settings are changed at the start" if differs else waiting
+    found = f"durable {durable.name}, {state.pending} pending"
+    if state.filters == (options.filter_subject,) and state.max_deliver == UNLIMITED:
+        return found
+    return f"{found}; its settings are changed at the start"
 
 
 async def _upstream(bootstrap: Bootstrap) -> list[str]:
@@ -194,18 +202,26 @@ async def _reach(client: JinaClient, host: str) -> None:
 
 
 async def _definitions(bootstrap: Bootstrap, project: str) -> list[str]:
-    check = stored_check(bootstrap.settings)
+    stored = stored_check(bootstrap.settings)
     async with ToolRows.open(bootstrap.pool) as rows:
-        judged = [(row["tool_name"], judge(row, check, bootstrap.version)) for row in await rows.definitions(project)]
-    unusable = [
-        f"{name}: {'; '.join(verdict['problems'])}" for name, verdict in judged if verdict["kind"] == "unusable"
-    ]
-    if unusable:
-        raise _CheckFailed("; ".join(unusable))
-    ignored = [f"{name}: {problem}" for name, verdict in judged for problem in verdict["problems"]]
-    others = [name for name, verdict in judged if verdict["kind"] == "not ours"]
-    of_others = [f"of other executors: {', '.join(others)}"] if others else []
-    return [counted(len(judged) - len(others), "definition"), *of_others, *ignored]
+        definitions = await rows.definitions(project)
+    unusable_tools = []
+    ignored = []
+    tools_of_others = []
+    for row in definitions:
+        name = row["tool_name"]
+        verdict = judge(row, stored, bootstrap.version)
+        if verdict.kind == UNUSABLE:
+            unusable_tools.append(f"{name}: {'; '.join(verdict.problems)}")
+        elif verdict.kind == NOT_OURS:
+            tools_of_others.append(name)
+        ignored += [f"{name}: {problem}" for problem in verdict.problems]
+    if unusable_tools:
+        raise _CheckFailed("; ".join(unusable_tools))
+    details = [counted(len(definitions) - len(tools_of_others), "definition")]
+    if tools_of_others:
+        details.append(f"of other executors: {', '.join(tools_of_others)}")
+    return details + ignored
 
 
 def _transport(*, encrypted: bool) -> str:

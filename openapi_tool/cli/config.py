@@ -22,7 +22,7 @@ def show(config: Path | None, *, everything: bool, as_json: bool) -> None:
     """Print the settings that a source sets, or all of them, with masked credentials."""
     with settings_file(config):
         rows = _rows()
-    shown = [row for row in rows if everything or row["from"] != _DEFAULT]
+    shown = rows if everything else [row for row in rows if row["from"] != _DEFAULT]
     if as_json:
         print_json({"settings": shown})
         return
@@ -36,26 +36,26 @@ def show(config: Path | None, *, everything: bool, as_json: bool) -> None:
 
 
 def _rows() -> list[dict[str, Any]]:
+    """Return a row for each setting: its name, its value, and the variable or file that sets it."""
     load_settings(NO_DATABASE)  # reports mistakes; a database is not needed to show the other settings
-    given = given_values()
-    has_database = "dsn" in given.get("postgres", {})
+    has_database = "dsn" in given_values().get("postgres", {})
     settings = load_settings({} if has_database else NO_DATABASE)
     mask = build_bootstrap(settings, os.environ).redactor.text
     from_files = files()
-    leaves = [(path, value) for path, value in _leaves(settings.shown(), ()) if has_database or path[-1] != "dsn"]
-    return [
-        {
-            "setting": ".".join(path),
-            "value": json.loads(mask(json.dumps(value))),
-            "from": origin(path, {}, from_files).removeprefix("in ") or _DEFAULT,
-        }
-        for path, value in leaves
-    ]
+    rows = []
+    for path, value in _settings_in(settings.shown(), ()):
+        if path[-1] == "dsn" and not has_database:
+            continue
+        source = origin(path, {}, from_files).removeprefix("in ")
+        masked_value = json.loads(mask(json.dumps(value)))
+        rows.append({"setting": ".".join(path), "value": masked_value, "from": source or _DEFAULT})
+    return rows
 
 
-def _leaves(values: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _settings_in(values: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield `("nats", "servers"), value` of `{"nats": {"servers": value}}`."""
     for name, value in values.items():
         if isinstance(value, dict) and value:
-            yield from _leaves(value, (*path, name))
+            yield from _settings_in(value, (*path, name))
         else:
             yield (*path, name), value

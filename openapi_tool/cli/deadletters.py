@@ -1,4 +1,8 @@
-"""`openapi-tool deadletters`: list, show and replay commands whose result could not reach any turn."""
+"""`openapi-tool deadletters`: list, show and replay commands whose result could not reach any turn.
+
+A *dead letter* is the record of such a command. An *abandoned* command has no record: it was settled, so it is not
+delivered any more, and has no result. It is found by a search of the command stream.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,8 @@ from typing import Any, TypeVar
 import typer
 
 from openapi_tool.bootstrap import Bootstrap
-from openapi_tool.cli.kernel import result_lookup, with_nats
+from openapi_tool.cli.kernel import result_lookup
+from openapi_tool.cli.nats_connection import with_nats
 from openapi_tool.cli.output import USAGE, fail, print_json, print_line, print_status
 from openapi_tool.cli.tables import Rows, output
 from openapi_tool.kernel.jetstream import dead_letter_reader
@@ -31,12 +36,6 @@ _WITHOUT_NATS = (
 )
 
 
-def _with_nats(work: Callable[[Bootstrap, BusClient], Awaitable[T]], *, abandoned: bool) -> T:
-    if abandoned:  # PostgreSQL is needed, too, and the outage may be its own
-        return with_nats(work, user=NatsUser.DEADLETTERS, database=True)
-    return with_nats(work, user=NatsUser.DEADLETTERS, advice=_WITHOUT_NATS)
-
-
 def list_(*, project: str | None, limit: int | None, abandoned: bool, as_json: bool) -> None:
     """Print dead letters, newest first; as JSON without `limit` oldest first, as they are read."""
     newest: deque[DeadLetter] = deque(maxlen=limit or _DEFAULT_LIMIT)
@@ -45,14 +44,14 @@ def list_(*, project: str | None, limit: int | None, abandoned: bool, as_json: b
     async def gather(bootstrap: Bootstrap, client: BusClient) -> None:
         nonlocal total
         async for letter in _letters(bootstrap, client, abandoned=abandoned):
-            clean = without_secrets(letter, bootstrap.redactor)
-            if project is not None and clean.identity()["project_id"] != project:
+            masked = without_secrets(letter, bootstrap.redactor)
+            if project is not None and masked.identity()["project_id"] != project:
                 continue
             total += 1
             if as_json and limit is None:
-                print_json(_as_object(clean))
+                print_json(_as_object(masked))
             else:
-                newest.append(clean)
+                newest.append(masked)
 
     _with_nats(gather, abandoned=abandoned)
     if as_json:
@@ -68,7 +67,9 @@ def _show_table(letters: Iterable[DeadLetter]) -> None:
     table = Rows("id", "published", "reason", "project", "tool", "call")
     for letter in letters:
         identity = letter.identity()
-        tool = letter.subject.partition(".cmd.tool.")[2] or letter.subject
+        tool = (
+            letter.subject.partition(".cmd.tool.")[2] or letter.subject
+        )  # jina.search of cg.v1r4.….cmd.tool.jina.search
         published = letter.published_at[:_CHARS_TO_SECONDS]
         known = (identity["project_id"] or "-", tool, identity["tool_call_id"] or "-")
         table.add(letter.id, published, letter.reason, *known)
@@ -93,8 +94,9 @@ def replay(letters: list[str], *, yes: bool, as_json: bool) -> None:
 
     async def send(bootstrap: Bootstrap, client: BusClient) -> bool:
         known = [letter async for letter in _letters(bootstrap, client, abandoned=abandoned)]
+        chosen = [_chosen(known, letter_id) for letter_id in dict.fromkeys(letters)]  # exits before anything is sent
         all_sent = True
-        for letter in [_chosen(known, letter_id) for letter_id in dict.fromkeys(letters)]:
+        for letter in chosen:
             outcome = await _replay(bootstrap, client, letter, yes=yes)
             _print_outcome(outcome, yes=yes, as_json=as_json)  # at once: an outage may prevent the next ones
             all_sent = all_sent and not outcome["why"]
@@ -114,6 +116,12 @@ def _print_outcome(outcome: Mapping[str, Any], *, yes: bool, as_json: bool) -> N
         print_status(f"openapi-tool: {outcome['id']} cannot be sent: {outcome['why']}")
     else:
         print_line(f"{'sent' if yes else 'would send'} {outcome['id']} to {outcome['subject']}")
+
+
+def _with_nats(work: Callable[[Bootstrap, BusClient], Awaitable[T]], *, abandoned: bool) -> T:
+    if abandoned:  # PostgreSQL is needed, too, and the outage may be its own
+        return with_nats(work, user=NatsUser.DEADLETTERS, database=True)
+    return with_nats(work, user=NatsUser.DEADLETTERS, advice=_WITHOUT_NATS)
 
 
 async def _replay(bootstrap: Bootstrap, client: BusClient, letter: DeadLetter, *, yes: bool) -> dict[str, Any]:
@@ -142,10 +150,10 @@ async def _letters(bootstrap: Bootstrap, client: BusClient, *, abandoned: bool) 
 
 
 def _chosen(letters: list[DeadLetter], letter_id: str) -> DeadLetter:
-    match = next((letter for letter in letters if letter.id == letter_id), None)
-    return match or fail(
-        f"there is no dead letter {letter_id!r}; `openapi-tool deadletters list` prints the ids", USAGE
-    )
+    for letter in letters:
+        if letter.id == letter_id:
+            return letter
+    return fail(f"there is no dead letter {letter_id!r}; `openapi-tool deadletters list` prints the ids", USAGE)
 
 
 def _as_object(letter: DeadLetter) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Definitions from files, with the line and column of every problem."""
+"""Definitions from YAML files, folders of them or standard input, with the line and column of every problem.
+
+A *source* is the text of one definition; a file may have several.
+"""
 
 from __future__ import annotations
 
@@ -47,10 +50,14 @@ class LocatedProblem:
 
     def as_object(self) -> dict[str, Any]:
         """Return the JSON form; likely API keys are masked, because authors paste them in place of names."""
-        severity = "warning" if self.problem.warning else "error"
-        place = {"file": self.file, "line": self.line, "column": self.column}
-        texts = {"path": self.problem.where, "message": self.problem.message}
-        return {**place, "severity": severity} | {name: PREFIXED_KEY.sub(MASK, text) for name, text in texts.items()}
+        return {
+            "file": self.file,
+            "line": self.line,
+            "column": self.column,
+            "severity": "warning" if self.problem.warning else "error",
+            "path": PREFIXED_KEY.sub(MASK, self.problem.where),
+            "message": PREFIXED_KEY.sub(MASK, self.problem.message),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,28 +97,36 @@ def _lint(
     for name, source in sources:
         problems = source_problems(source, limits, settings.url_policy)
         located += (LocatedProblem(name, *source.position(problem.path), problem) for problem in problems)
-    order = {name: place for place, (name, _) in enumerate(sources)}
-    return sorted(located, key=lambda item: (order[item.file], item.line, item.column, item.problem.warning))
+    order_of_files = {name: number for number, (name, _) in enumerate(sources)}
+    return sorted(located, key=lambda each: (order_of_files[each.file], each.line, each.column, each.problem.warning))
 
 
 def _duplicate_names(sources: Sequence[tuple[str, Source]]) -> list[LocatedProblem]:
-    first: dict[str, str] = {}
+    """Return a problem for each definition whose name an earlier one has."""
+    place_of_name: dict[str, str] = {}
     located = []
     for file, source in sources:
         document = source.document if isinstance(source.document, dict) else {}
         key = "tool_name" if "tool_name" in document else "name"
-        line, column = source.position((key,))
         name = document.get(key)
-        if isinstance(name, str) and name in first:
-            message = f"is the name of the definition at {first[name]}, too; a project has each name once"
+        if not isinstance(name, str):
+            continue
+        line, column = source.position((key,))
+        if name in place_of_name:
+            message = f"is the name of the definition at {place_of_name[name]}, too; a project has each name once"
             located.append(LocatedProblem(file, line, column, Problem((key,), message)))
-        elif isinstance(name, str):
-            first[name] = f"{file}:{line}"
+        else:
+            place_of_name[name] = f"{file}:{line}"
     return located
 
 
 def _sources(paths: Sequence[Path]) -> list[tuple[str, Source]]:
-    return [(str(file), source) for path in paths for file in _files(path) for source in _read(file)]
+    """Return the sources in all files, each with the name of its file."""
+    sources = []
+    for path in paths:
+        for file in _files(path):
+            sources += [(str(file), source) for source in _read(file)]
+    return sources
 
 
 def _definition(document: Any) -> LoadedDefinition:
@@ -132,19 +147,25 @@ def _files(path: Path) -> list[Path]:
 
 
 def _read(file: Path) -> list[Source]:
+    """Return the sources in a file; for a file that is too large or no text, one that has only this problem."""
     try:
         content = _content(file)
     except OSError as error:
         if error.errno != errno.EFBIG:
             fail(f"{file}: cannot be read: {error.strerror}; for standard input name {_STANDARD_INPUT}")
-        return [Source(None, [Problem((), f"is larger than {MAX_BYTES:,} bytes; split it, or shorten its texts")], {})]
+        return _unreadable(f"is larger than {MAX_BYTES:,} bytes; split it, or shorten its texts")
     try:
         return read_sources(content.decode("utf-8-sig"))
     except UnicodeDecodeError:
-        return [Source(None, [Problem((), "is not UTF-8 text; save it as UTF-8")], {})]
+        return _unreadable("is not UTF-8 text; save it as UTF-8")
+
+
+def _unreadable(problem: str) -> list[Source]:
+    return [Source(None, [Problem((), problem)], {})]
 
 
 def _content(file: Path) -> bytes:
+    """Return the content of a file. Raises OSError, with EFBIG for more than `MAX_BYTES`."""
     if str(file) != _STANDARD_INPUT:
         return read_regular_file(file, MAX_BYTES)
     content = sys.stdin.buffer.read(MAX_BYTES + 1)

@@ -1,4 +1,4 @@
-"""`openapi-tool demo`: a few calls on an embedded stack, drawn as tables or printed as JSON."""
+"""`openapi-tool demo`: a few calls of a simulated kernel on an embedded stack, drawn as tables or printed as JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from openapi_tool.cli.embedded import executor_settings, extra_needed, running, 
 from openapi_tool.cli.options import UpstreamChoice
 from openapi_tool.cli.output import INTERRUPTED, fail, json_default, print_status
 from openapi_tool.cli.tables import cell
-from openapi_tool.local.caller import prepare_database
+from openapi_tool.local.database import prepare_database
+from openapi_tool.local.sample_arguments import MAX_RESULT_CHARS
 from openapi_tool.protocol.dialect import DEFAULT_VERSION, ProtocolVersion
 from openapi_tool.settings import PREFIX
 from openapi_tool.telemetry.logs import printable_lines
@@ -56,22 +57,21 @@ def demo(*, upstream: UpstreamChoice, protocol: ProtocolVersion | None, as_json:
 
 def _run(upstream: UpstreamChoice, protocol: ProtocolVersion, *, quiet: bool) -> list[CompletedCall]:
     with extra_needed("the demo"):
-        from openapi_tool.local import sample_calls  # noqa: PLC0415 - needs the extra [local]
-        from openapi_tool.local import stack as local  # noqa: PLC0415 - the same
+        from openapi_tool.local.sample_calls import DATABASE, play  # noqa: PLC0415 - needs the extra [local]
         from openapi_tool.local.servers import ServerFailed  # noqa: PLC0415 - the same
+        from openapi_tool.local.stack import EmbeddedStack, kernel_schema  # noqa: PLC0415 - the same
 
     async def prepare(stack: EmbeddedStack) -> None:
-        await prepare_database(stack.postgres.dsn(), local.DATABASE, local.kernel_schema(protocol))
+        await prepare_database(stack.postgres.dsn(), DATABASE, kernel_schema(protocol))
 
-    more = {
-        f"{PREFIX}TOOLS__MAX_RESULT_CHARS": str(local.MAX_RESULT_CHARS),
+    environment = executor_settings(upstream) | {
+        f"{PREFIX}TOOLS__MAX_RESULT_CHARS": str(MAX_RESULT_CHARS),
         f"{PREFIX}PROTOCOL__VERSION": protocol.value,
     }
-    settings = executor_settings(upstream) | more
-    stack = local.EmbeddedStack()
+    stack = EmbeddedStack()
     try:
-        with running(stack, local.DATABASE, prepare, settings, quiet=quiet) as executor:
-            return asyncio.run(sample_calls.play(stack, executor, upstream.value, protocol))
+        with running(stack, DATABASE, prepare, environment, quiet=quiet) as executor:
+            return asyncio.run(play(stack, executor, upstream.value, protocol))
     except ServerFailed as failure:
         fail(str(failure))
     except TimeoutError:
@@ -84,9 +84,8 @@ def _show(calls: list[CompletedCall], upstream: UpstreamChoice) -> None:
     console = Console(highlight=False)
     for call in calls:
         console.print(Panel(_table(call), title=cell(f"{call.tool_name}: {call.status}"), title_align="left"))
-        console.print(
-            Panel(Text(printable_lines(call.content or json.dumps(call.error))), title="what the model reads")
-        )
+        read_by_model = call.content or json.dumps(call.error)
+        console.print(Panel(Text(printable_lines(read_by_model)), title="what the model reads"))
     if upstream is UpstreamChoice.DOUBLE:
         console.print(_DOUBLE_NOTE)
 
@@ -107,23 +106,25 @@ def _table(call: CompletedCall) -> Table:
         "command": call.command["subject"],
         "headers": call.command["headers"],
         "body": call.command["body"],
-        **_upstream_rows(call.upstream_requests),
+        **_request_rows(call.upstream_requests),
         "cost": f"{counted(tokens, 'token')}, {counted(requests, 'request')}",
         "cut": cut,
         "inbox row": {name: call.inbox_row[name] for name in ("inbox_id", "message_type", "status", "payload")},
         "doorbell": call.doorbell["subject"],
+        # The blank at the end tells these names from those of the request above.
         "  headers ": call.doorbell["headers"],
         "  body ": call.doorbell["data"],
         "trace id": call.trace_id,
         "time": ", ".join(f"{name} {ms} ms" for name, ms in times.items()),
     }
     for name, value in rows.items():
-        text = value if isinstance(value, str) or value is None else json.dumps(value, default=json_default)
+        is_text = isinstance(value, str) or value is None
+        text = value if is_text else json.dumps(value, default=json_default)
         table.add_row(name, cell(text or "-"))
     return table
 
 
-def _upstream_rows(requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _request_rows(requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if not requests:  # a cached response
         return {"upstream": "not asked"}
     first, *others = requests

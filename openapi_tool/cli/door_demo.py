@@ -1,4 +1,7 @@
-"""The commands `demo --door mcp` and `demo --door http`: a few calls of a client."""
+"""`demo --door mcp` and `demo --door http`: a few calls of a client, or with --serve a door for a client of the user.
+
+A *door* is a program through which calls come in: `openapi-tool mcp`, or `openapi-tool gateway` (HTTP).
+"""
 
 from __future__ import annotations
 
@@ -27,15 +30,15 @@ _DOUBLE_NOTE = (
     "The upstream is a double on loopback that answers with recorded real responses. For the real one: "
     "JINA_API_KEY=… openapi-tool demo --door {door} --upstream real"
 )
-_COMMANDS = {DoorChoice.MCP: "mcp", DoorChoice.HTTP: "gateway"}
+_COMMANDS = {DoorChoice.MCP: "mcp", DoorChoice.HTTP: "gateway"}  # that serve a door
 
 
 def serve_door(door: DoorChoice, *, upstream: UpstreamChoice, tools: Path | None) -> NoReturn:
     """Serve a client of the user's own through this door until it ends."""
     if door not in _COMMANDS:
         fail("--serve needs --door mcp or --door http; for a kernel use: openapi-tool dev")
-    _check(upstream)
-    from openapi_tool.local import door_demo  # noqa: PLC0415 - checked
+    _require_packages_and_key(upstream)
+    from openapi_tool.local import door_demo  # noqa: PLC0415 - its packages are there
     from openapi_tool.local.servers import ServerFailed  # noqa: PLC0415 - the same
 
     options = [] if tools is None else ["--tools", str(tools)]
@@ -46,20 +49,10 @@ def serve_door(door: DoorChoice, *, upstream: UpstreamChoice, tools: Path | None
     raise typer.Exit(code)
 
 
-def _check(upstream: UpstreamChoice) -> None:
-    """Exit with 2 if a package or the key is missing."""
-    if not find_spec("mcp"):
-        fail("the demo of this door needs two extras: pip install 'openapi-tool[local,gateway]'")
-    with extra_needed("the demo"):
-        from openapi_tool.local import http_demo, mcp_demo  # noqa: F401, PLC0415 - need the extras [local] and [gateway]
-    if upstream is UpstreamChoice.REAL and DEFAULT_AUTH_ENV not in os.environ:
-        fail(f"{DEFAULT_AUTH_ENV} is not set; --upstream real needs a key")
-
-
 def door_demo(door: DoorChoice, *, upstream: UpstreamChoice, as_json: bool) -> None:
     """Run a few calls of a client of this door, and show what a model reads."""
-    _check(upstream)
-    from openapi_tool.local import http_demo, mcp_demo  # noqa: PLC0415 - checked
+    _require_packages_and_key(upstream)
+    from openapi_tool.local import http_demo, mcp_demo  # noqa: PLC0415 - its packages are there
     from openapi_tool.local.servers import ServerFailed  # noqa: PLC0415 - the same
 
     try:
@@ -76,10 +69,20 @@ def door_demo(door: DoorChoice, *, upstream: UpstreamChoice, as_json: bool) -> N
         console = Console(highlight=False)
         console.print(cell(f"{played.door}; tools: {', '.join(played.tools)}"))
         for call in played.calls:
-            outcome = ": an error" if call.failed else ""
-            title = cell(f"{call.tool} {json.dumps(dict(call.arguments))}{outcome}")
+            an_error = ": an error" if call.failed else ""
+            title = cell(f"{call.tool} {json.dumps(dict(call.arguments))}{an_error}")
             console.print(Panel(Text(printable_lines(call.text)), title=title, title_align="left"))
         if upstream is UpstreamChoice.DOUBLE:
             console.print(_DOUBLE_NOTE.format(door=door.value))
     if any(call.failed for call in played.calls):
         raise typer.Exit(1)
+
+
+def _require_packages_and_key(upstream: UpstreamChoice) -> None:
+    """Exit with 2 if a package or the key is missing."""
+    if not find_spec("mcp"):
+        fail("the demo of this door needs two extras: pip install 'openapi-tool[local,gateway]'")
+    with extra_needed("the demo"):
+        from openapi_tool.local import http_demo, mcp_demo  # noqa: F401, PLC0415 - need the extras [local] and [gateway]
+    if upstream is UpstreamChoice.REAL and DEFAULT_AUTH_ENV not in os.environ:
+        fail(f"{DEFAULT_AUTH_ENV} is not set; --upstream real needs a key")

@@ -1,4 +1,8 @@
-"""`openapi-tool nats durable`: the durable, and its hand-over to the kernel's executor."""
+"""`openapi-tool nats durable`: the durable, and its hand-over to the kernel's executor.
+
+The *durable* is JetStream's record of which commands are delivered and acknowledged. The kernel's own executor needs
+other settings of it than `serve`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,8 @@ from dataclasses import asdict
 from functools import partial
 
 from openapi_tool.bootstrap import Bootstrap
-from openapi_tool.cli.kernel import names_database, result_lookup, with_nats
+from openapi_tool.cli.kernel import names_database, result_lookup
+from openapi_tool.cli.nats_connection import with_nats
 from openapi_tool.cli.output import USAGE, fail, print_json, print_line, print_status
 from openapi_tool.kernel.jetstream.durable import DurableMissing
 from openapi_tool.kernel.jetstream.handover import HandOver, StillPulled, durable_shown, hand_to_kernel
@@ -18,15 +23,19 @@ _REFUSED = 1
 
 def durable(*, restore: bool, as_json: bool) -> None:
     """Print the durable consumer, or restore it for the kernel's own executor."""
-    done = with_nats(partial(_durable, restore=restore), user=NatsUser.DURABLE)
-    if done.acknowledged is None and restore and done.before.unacknowledged:
+    done = with_nats(partial(_show_or_restore, restore=restore), user=NatsUser.DURABLE)
+    commands_were_checked = done.acknowledged is not None
+    if restore and not commands_were_checked and done.before.unacknowledged:
         print_status(
             f"openapi-tool: PG_DSN is not set, so none of {done.before.unacknowledged} unacknowledged commands was "
             "checked: the kernel's executor fails on those that have a result already, up to three times for 30 s each"
         )
     before, after = asdict(done.before), asdict(done.after)
+    if as_json and restore:
+        print_json({"before": before, "after": after, "acknowledged": done.acknowledged})
+        return
     if as_json:
-        print_json({"before": before, "after": after, "acknowledged": done.acknowledged} if restore else after)
+        print_json(after)
         return
     for name, value in after.items():
         was = f" (was {before[name]})" if before[name] != value else ""
@@ -35,7 +44,7 @@ def durable(*, restore: bool, as_json: bool) -> None:
         print_line(f"acknowledged, as they have a result: {done.acknowledged}")
 
 
-async def _durable(bootstrap: Bootstrap, client: BusClient, *, restore: bool) -> HandOver:
+async def _show_or_restore(bootstrap: Bootstrap, client: BusClient, *, restore: bool) -> HandOver:
     try:
         if restore:
             return await _restore(bootstrap, client)

@@ -34,18 +34,24 @@ def this_program() -> list[str]:
     program = Path(sys.argv[0])
     if program.name != "openapi-tool":
         return [sys.executable, "-m", "openapi_tool"]
-    return [program.name if shutil.which(program.name) else str(program.absolute())]
+    is_on_path = shutil.which(program.name) is not None
+    return [program.name if is_on_path else str(program.absolute())]
 
 
 def executor_settings(upstream: UpstreamChoice) -> dict[str, str]:
-    """Return variables of an executor that logs every call. Exits if the key for the real upstream is missing."""
-    level = {"OPENAPI_TOOL__TELEMETRY__LOG_LEVEL": "debug"}
+    """Return variables of an executor that logs every call. Exits if the key for the real upstream is missing.
+
+    They name `DEFAULT_AUTH_ENV` only for the real upstream: the stack itself gives the executor the double's keys.
+    """
+    settings = {"OPENAPI_TOOL__TELEMETRY__LOG_LEVEL": "debug"}
     if upstream is UpstreamChoice.DOUBLE:
-        return {**level, "OPENAPI_TOOL__SECRETS__ALLOWED_ENV": "SEARCH_API_KEY"}
+        settings["OPENAPI_TOOL__SECRETS__ALLOWED_ENV"] = "SEARCH_API_KEY"  # the double has a key of this name, too
+        return settings
     key = os.environ.get(DEFAULT_AUTH_ENV)
     if not key:
         fail(f"--upstream real needs a key of Jina in {DEFAULT_AUTH_ENV}")
-    return {**level, DEFAULT_AUTH_ENV: key}
+    settings[DEFAULT_AUTH_ENV] = key
+    return settings
 
 
 @contextmanager
@@ -57,12 +63,12 @@ def running(
     *,
     quiet: bool = False,
 ) -> Iterator[ExecutorProcess]:
-    """Run the prepared stack with an executor on `database`. Raises ServerFailed."""
-    real = DEFAULT_AUTH_ENV in settings
+    """Run the stack, prepared by `prepare`, with an executor on `database`. Raises ServerFailed."""
+    real_upstream = DEFAULT_AUTH_ENV in settings  # see `executor_settings`
     print_status("Starting PostgreSQL, NATS and the upstream …", quiet=quiet)
     with stack:
         asyncio.run(prepare(stack))
-        executor = stack.executor("executor", database, settings, real_upstream=real)
+        executor = stack.executor("executor", database, settings, real_upstream=real_upstream)
         print_status("Starting the executor …", quiet=quiet)
         executor.start()
         yield executor

@@ -1,4 +1,8 @@
-"""`openapi-tool gateway`: tool calls of many clients over HTTP."""
+"""`openapi-tool gateway`: tool calls of many clients over HTTP.
+
+`serve` reads settings and tools, `_serve` opens the state and serves. A client shows a token: one of this gateway,
+which is in its state or in a file, or one of an external issuer.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +23,11 @@ try:
 except ImportError:  # not built for this platform
     from asyncio import new_event_loop  # type: ignore[assignment]
 from openapi_tool import __version__
-from openapi_tool.bootstrap import Bootstrap, build_bootstrap, lint_limits
-from openapi_tool.cli.gateway import chosen_state
+from openapi_tool.bootstrap import Bootstrap, build_bootstrap
+from openapi_tool.cli.gateway_state import chosen_state
 from openapi_tool.cli.kernel import NO_DATABASE
 from openapi_tool.cli.output import fail
+from openapi_tool.cli.served_tools import ServedTools, served_tools
 from openapi_tool.gateway.assembly import INSTANCE, open_gateway
 from openapi_tool.gateway.calls import Gateway
 from openapi_tool.gateway.opening import open_state
@@ -30,7 +35,7 @@ from openapi_tool.gateway.state import GatewayState
 from openapi_tool.gateway.token_record import TokensInvalid
 from openapi_tool.gateway.token_stores import StoredTokens, TokenFile, TokenStore
 from openapi_tool.gateway.tokens import Tokens
-from openapi_tool.gateway.tools import ToolFolder, Tools, ToolsInvalid, built_in_tools, watch
+from openapi_tool.gateway.tools import Tools, watch
 from openapi_tool.jina.transport import Resolver
 from openapi_tool.options.gateway import GatewayOptions
 from openapi_tool.protocol.errors import Unavailable
@@ -51,6 +56,7 @@ from openapi_tool.telemetry.snapshots import Snapshots
 
 if TYPE_CHECKING:
     from openapi_tool.gateway.jwts import Jwts
+    from openapi_tool.http.server import HttpDoor
 
 log = logging.getLogger(__name__)
 
@@ -78,35 +84,18 @@ def serve(flags: GatewayFlags, resolver: Resolver | None = None) -> NoReturn:
     if not find_spec("mcp"):
         fail("`gateway` needs packages that are not installed; run: pip install 'openapi-tool[gateway]'")
     use_settings_file(flags.config)
-    flags_of_settings = {"host": flags.host, "port": flags.port}
-    given = {name: value for name, value in flags_of_settings.items() if value is not None}
     open_files = raise_file_limit()
-
-    def read() -> Settings:
-        return load_settings(NO_DATABASE | ({"gateway": given} if given else {}))
-
-    bootstrap = build_bootstrap(read(), os.environ)
+    read_settings = partial(_read_settings, flags)
+    bootstrap = build_bootstrap(read_settings(), os.environ)
     settings = bootstrap.settings
-    configure_logging(settings.telemetry.log_level, settings.telemetry.log_format, bootstrap.redactor, background=True)
-    RECENT_WARNINGS.install(bootstrap.redactor)
-    list_projects(settings.telemetry.projects)
-    for variable in bootstrap.secrets.missing():
-        log.warning(
-            "%s is not set: calls of tools that need it will fail", variable, extra={"action": "secret.missing"}
-        )
-    folder = None
-    if flags.tools is not None:
-        folder = ToolFolder(flags.tools, lint_limits(settings), settings.url_policy)
-    try:
-        tools = folder.load() if folder else built_in_tools()
-    except ToolsInvalid as error:
-        fail(str(error))
-    state = chosen_state(flags.state)
-    # The other half of the open files is for the upstream, the health server and the state.
-    possible_connections = max(1, open_files // 2)
-    max_connections = min(settings.gateway.max_connections, possible_connections)
-    options = with_values(settings.gateway, max_connections=max_connections)
-    parts = _Parts(Reloader(bootstrap, read, os.environ), state, options, tools, folder, resolver)
+    _start_telemetry(bootstrap)
+    parts = _Parts(
+        served=served_tools(flags.tools, settings),
+        state=chosen_state(flags.state),
+        options=_with_possible_connections(settings.gateway, open_files),
+        reloader=Reloader(bootstrap, read_settings, os.environ),
+        resolver=resolver,
+    )
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         try:
             runner.run(_serve(parts, structured=flags.structured))
@@ -120,15 +109,40 @@ def serve(flags: GatewayFlags, resolver: Resolver | None = None) -> NoReturn:
         end_process(0)
 
 
+def _read_settings(flags: GatewayFlags) -> Settings:
+    flags_of_settings = {"host": flags.host, "port": flags.port}
+    given = {name: value for name, value in flags_of_settings.items() if value is not None}
+    return load_settings(NO_DATABASE | {"gateway": given} if given else NO_DATABASE)
+
+
+def _start_telemetry(bootstrap: Bootstrap) -> None:
+    telemetry = bootstrap.settings.telemetry
+    configure_logging(telemetry.log_level, telemetry.log_format, bootstrap.redactor, background=True)
+    RECENT_WARNINGS.install(bootstrap.redactor)
+    list_projects(telemetry.projects)
+    for variable in bootstrap.secrets.missing():
+        log.warning(
+            "%s is not set: calls of tools that need it will fail", variable, extra={"action": "secret.missing"}
+        )
+
+
+def _with_possible_connections(options: GatewayOptions, open_files: int) -> GatewayOptions:
+    """Return the options with no more connections of clients than half of the files that may be open.
+
+    The other half is for the upstream, the health server and the state.
+    """
+    possible_connections = max(1, open_files // 2)
+    return with_values(options, max_connections=min(options.max_connections, possible_connections))
+
+
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What `_serve` works with: `state` says where the state is, and `folder` has the tools if it is watched."""
+    """What `_serve` works with; `state` says where the state is."""
 
-    reloader: Reloader
+    served: ServedTools
     state: Path
     options: GatewayOptions
-    tools: Tools
-    folder: ToolFolder | None
+    reloader: Reloader
     resolver: Resolver | None
 
 
@@ -146,16 +160,19 @@ async def _serve(parts: _Parts, *, structured: bool) -> None:
     health.dependencies = {_STATE: Dependency()}
     async with AsyncExitStack() as stack:
         await _serve_health(stack, settings, health)
-        opening = stack.enter_async_context(open_state(bootstrap, parts.state, lambda reason: _record(health, reason)))
+        on_unavailable = partial(_record_state, health)
+        opening = stack.enter_async_context(open_state(bootstrap, parts.state, on_unavailable))
         state = await shutdown.unless_requested(opening)  # it waits while NATS is unavailable
         if state is None:
             return
         tokens = _tokens(state, options)
         await tokens.load()
-        jwts = issuer_tokens(bootstrap)
-        open_to_all = not len(tokens) and jwts is None
+        jwts = _issuer_tokens(bootstrap)
+        open_to_all = len(tokens) == 0 and jwts is None
         listening = _listen(options, has_tokens=not open_to_all)
-        gateway = await stack.enter_async_context(open_gateway(parts.reloader, state, parts.tools, parts.resolver))
+        gateway = await stack.enter_async_context(
+            open_gateway(parts.reloader, state, parts.served.tools, parts.resolver)
+        )
         opened.append(gateway)
         door = await stack.enter_async_context(
             serve_http(
@@ -170,34 +187,40 @@ async def _serve(parts: _Parts, *, structured: bool) -> None:
                 drain_s=settings.executor.drain_timeout_s - settings.executor.hand_back_s,
             )
         )
-
-        async def use(changed: Tools) -> None:
-            gateway.use_tools(changed)
-            await door.mcp.server.tools_changed()
-
-        async def follow() -> None:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(parts.reloader.run(reload), name="reload")
-                group.create_task(_refresh(tokens, health), name="tokens")
-                group.create_task(monitor_loop_lag(lambda _: None), name="loop lag")  # only for the metrics
-                group.create_task(_until_it_ends(door.serving), name="end of the server")
-                if parts.folder is not None:
-                    group.create_task(watch(parts.folder, use), name="tools")
-
-        _record(health, "")
+        _record_state(health, "")
         _log_serving(listening, len(tokens), open_to_all=open_to_all)
-        following = asyncio.create_task(follow(), name="background tasks")
+        background = asyncio.create_task(
+            _run_background_tasks(parts, gateway, door, tokens, reload), name="background tasks"
+        )
         try:
-            await shutdown.requested_or_done(following)
-            if following.done():
-                following.result()  # raises the defect
+            await shutdown.requested_or_done(background)
+            if background.done():
+                background.result()  # raises the defect
         finally:
             health.draining = True
             shutdown.begin()
-            await cancelled(following)
+            await cancelled(background)
             with shutdown.step("drain"):
                 await door.drain()
     log.info("stopped", extra={"action": "service.stopped"})
+
+
+async def _run_background_tasks(
+    parts: _Parts, gateway: Gateway, door: HttpDoor, tokens: Tokens, reload: asyncio.Event
+) -> None:
+    """Run until cancelled what a gateway does beside requests; `reload` asks to read the settings again."""
+
+    async def use_tools(changed: Tools) -> None:
+        gateway.use_tools(changed)
+        await door.mcp.server.tools_changed()
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(parts.reloader.run(reload), name="reload")
+        group.create_task(_refresh_tokens(tokens, parts.reloader.bootstrap.health), name="tokens")
+        group.create_task(monitor_loop_lag(lambda _: None), name="loop lag")  # only for the metrics
+        group.create_task(_until_it_ends(door.serving), name="end of the server")
+        if parts.served.folder is not None:
+            group.create_task(watch(parts.served.folder, use_tools), name="tools")
 
 
 def _log_serving(listening: socket.socket, tokens: int, *, open_to_all: bool) -> None:
@@ -206,14 +229,14 @@ def _log_serving(listening: socket.socket, tokens: int, *, open_to_all: bool) ->
     log.info(
         "openapi-tool %s serves http://%s:%s, MCP at /mcp%s",
         __version__,
-        f"[{host}]" if ":" in host else host,
+        f"[{host}]" if ":" in host else host,  # IPv6
         port,
         "; without tokens, for this machine only" if open_to_all else "",
         extra={"action": "gateway.serving", "host": host, "port": port, "tokens": tokens},
     )
 
 
-def _record(health: Health, problem: str) -> None:
+def _record_state(health: Health, problem: str) -> None:
     """Show in the health whether the state can be read; `problem` is empty if it can."""
     health.record(_STATE, ok=not problem, reason=problem)
 
@@ -225,7 +248,7 @@ def _tokens(state: GatewayState, options: GatewayOptions) -> Tokens:
     return Tokens(stores, grace_s=options.token_grace_s)
 
 
-def issuer_tokens(bootstrap: Bootstrap) -> Jwts | None:
+def _issuer_tokens(bootstrap: Bootstrap) -> Jwts | None:
     """Return what checks the tokens of an external issuer, None if the settings name none."""
     options, egress = bootstrap.settings.gateway.oauth, bootstrap.settings.egress
     if options is None:
@@ -244,10 +267,10 @@ async def _until_it_ends(serving: asyncio.Task[None]) -> None:
     raise RuntimeError("the HTTP server has ended by itself")
 
 
-async def _refresh(tokens: Tokens, health: Health) -> None:
+async def _refresh_tokens(tokens: Tokens, health: Health) -> None:
     """Read the tokens again and again, so that changes take effect."""
     while True:
-        _record(health, await tokens.refresh())
+        _record_state(health, await tokens.refresh())
         await asyncio.sleep(_REFRESH_S)
 
 
@@ -267,7 +290,7 @@ async def _serve_health(stack: AsyncExitStack, settings: Settings, health: Healt
 
 
 def _listen(options: GatewayOptions, *, has_tokens: bool) -> socket.socket:
-    """Return the listening socket. Raises SettingsError."""
+    """Return the listening socket; without tokens it serves this machine only. Raises SettingsError."""
     if not has_tokens and not _is_loopback(options.host):
         why = f"gateway.host: without tokens anyone who reaches {options.host} could spend the key"
         remedy = "create a token (openapi-tool tokens create), name gateway.tokens_file, or listen on 127.0.0.1"
@@ -275,7 +298,8 @@ def _listen(options: GatewayOptions, *, has_tokens: bool) -> socket.socket:
     try:
         found = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, *_, address = found[0]
-        return socket.create_server(address[:2], family=family, backlog=1_024)
+        host_and_port = address[:2]  # an address of IPv6 has more
+        return socket.create_server(host_and_port, family=family, backlog=1_024)
     except OSError as error:
         why = f"gateway.host, gateway.port: cannot listen on {options.host}:{options.port}: {error.strerror or error}"
         raise SettingsError([f"{why}; set another one (--host, --port)"]) from error

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from openapi_tool.cli.gateway import with_state
-from openapi_tool.cli.kernel import NO_DATABASE, charged_in_nats, with_nats
+from openapi_tool.cli.gateway_state import with_state
+from openapi_tool.cli.kernel import NO_DATABASE
+from openapi_tool.cli.kernel_usage import charged_in_nats
+from openapi_tool.cli.nats_connection import with_nats
+from openapi_tool.cli.usage_sums import UsageQuery, UsageSums
 from openapi_tool.gateway.opening import NATS
 from openapi_tool.gateway.state import BUDGETS_TTL_S
 from openapi_tool.gateway.usage import COLUMNS
@@ -20,7 +21,7 @@ from openapi_tool.nats_client.users import NatsUser
 from openapi_tool.options.budgets import time_zone
 from openapi_tool.protocol.projects import quota_project
 from openapi_tool.quotas.amounts import Amount
-from openapi_tool.quotas.charged import WithoutResult, charged, without_result
+from openapi_tool.quotas.charged import charged, without_result
 from openapi_tool.quotas.periods import Period
 from openapi_tool.settings import load_settings
 
@@ -39,45 +40,31 @@ _KEYS: Mapping[By, str] = {
 """SQL of the key by which rows are summed up."""
 
 
-def usage(
-    path: Path, project: str, start: datetime, end: datetime, by: By
-) -> tuple[dict[str, Any], list[dict[str, Any]], WithoutResult]:
-    """Return the sum over all calls of a project, the sums by `by`, and what was charged for calls without a row.
+def gateway_usage(path: Path, query: UsageQuery) -> UsageSums:
+    """Return what the calls have cost. Days are in ascending order, other rows by tokens, the largest first."""
+    # `path` may stand for NATS: then `with_state` gives the rows of calls only, so the budgets are read here.
+    charged_by_nats = _charged_in_nats(query) if path == NATS else None
 
-    Days are in ascending order, other sums by tokens, the largest first.
-    """
-    selection = _Selection(project, start, end)
-    charged_by_nats = _charged_in_nats(selection) if path == NATS else None
+    async def read(state: StateFile) -> UsageSums:
+        total, rows = await state.run(lambda connection: _sums(connection, query))
+        charged_by_period = await _charged_in_file(state, query) if charged_by_nats is None else charged_by_nats
+        amounts_of_rows = [await _amount_of_rows(state, query.project, period) for period in charged_by_period]
+        return UsageSums(total, rows, without_result(charged_by_period, amounts_of_rows))
 
-    async def work(state: StateFile) -> tuple[dict[str, Any], list[dict[str, Any]], WithoutResult]:
-        total, rows = await state.run(lambda connection: _sums(connection, selection, by))
-        held = await _charged_in_file(state, selection) if charged_by_nats is None else charged_by_nats
-        stored = [await _amount_of_rows(state, project, period) for period in held]
-        return total, rows, without_result(held, stored)
-
-    return with_state(path, work, lambda rows: rows.of_project(project))
+    return with_state(path, read, lambda rows: rows.of_project(query.project))
 
 
-@dataclass(frozen=True, slots=True)
-class _Selection:
-    """The calls of a project that began at `start` or later, and before `end`."""
-
-    project: str
-    start: datetime
-    end: datetime
-
-
-def _sums(connection: sqlite3.Connection, selection: _Selection, by: By) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the sum over the selected rows, and the sums by `by`, with quantiles of the latency."""
+def _sums(connection: sqlite3.Connection, query: UsageQuery) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the sum over the rows of calls, and the sums by key, with quantiles of the latency."""
     connection.row_factory = sqlite3.Row
     where = "FROM calls WHERE project = :project AND at >= :since AND at < :until"
     values = {
-        "project": selection.project,
-        "since": selection.start.timestamp(),
-        "until": selection.end.timestamp(),
+        "project": query.project,
+        "since": query.start.timestamp(),
+        "until": query.end.timestamp(),
     }
-    key = _KEYS[by]
-    order = "key" if by is By.DAY else "tokens DESC, key"
+    key = _KEYS[query.by]
+    order = "key" if query.by is By.DAY else "tokens DESC, key"
     # The texts that are put into the statements are constants.
     [total] = connection.execute(f"SELECT {COLUMNS} {where}", values)
     rows = connection.execute(f"SELECT {key} AS key, {COLUMNS} {where} GROUP BY key ORDER BY {order}", values)
@@ -109,30 +96,28 @@ def _quantile(ordered: Sequence[int], share: float) -> int | None:
     return ordered[min(int(len(ordered) * share), len(ordered) - 1)]
 
 
-async def _charged_in_file(file: StateFile, selection: _Selection) -> Mapping[Period, Amount]:
+async def _charged_in_file(file: StateFile, query: UsageQuery) -> Mapping[Period, Amount]:
     """Return what the records of budgets in a state file say was charged, by period."""
     settings = load_settings(NO_DATABASE)
     records = file.records("budgets", BUDGETS_TTL_S)
-    account_project = quota_project(settings.quota_namespace, selection.project)
-    return await charged(
-        records, account_project, selection.start, selection.end, time_zone(settings.budgets.time_zone)
-    )
+    account_project = quota_project(settings.quota_namespace, query.project)
+    return await charged(records, account_project, query.start, query.end, time_zone(settings.budgets.time_zone))
 
 
-def _charged_in_nats(selection: _Selection) -> Mapping[Period, Amount]:
+def _charged_in_nats(query: UsageQuery) -> Mapping[Period, Amount]:
     """Return what the records of budgets in NATS say was charged, by period."""
 
     async def work(bootstrap: Bootstrap, _: BusClient) -> Mapping[Period, Amount]:
-        return await charged_in_nats(bootstrap, selection.project, selection.start, selection.end, NatsUser.GATEWAY)
+        return await charged_in_nats(bootstrap, query, NatsUser.GATEWAY)
 
     return with_nats(work, user=NatsUser.GATEWAY)
 
 
 async def _amount_of_rows(state: StateFile, project: str, period: Period) -> Amount:
     """Return what the rows of a project in a period have cost."""
-    query = (
+    statement = (
         "SELECT coalesce(sum(requests), 0), coalesce(sum(tokens), 0) FROM calls "
         "WHERE project = ? AND at >= ? AND at < ?"
     )
-    [(requests, tokens)] = await state.read(query, (project, period.start, period.end))
+    [(requests, tokens)] = await state.read(statement, (project, period.start, period.end))
     return Amount(requests, tokens)

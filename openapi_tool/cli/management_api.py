@@ -1,4 +1,7 @@
-"""Client of the kernel's management API (protocol section 4)."""
+"""Client of the kernel's management API, which stores definitions of tools (protocol section 4).
+
+Kernels differ in how they answer, so `_items` and `_reason` accept several forms.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ class ManagementApi:
 
     def __init__(self, client: httpx.AsyncClient) -> None:
         self._client = client
-        self._existing_projects: set[str] = set()  # found out by `row`
+        self._existing_projects: set[str] = set()  # which `row` knows to exist
 
     @classmethod
     @asynccontextmanager
@@ -78,18 +81,21 @@ class ManagementApi:
         response = await self._request("DELETE", _path(project_id, tool_name), expected)
         return response.status_code == HTTPStatus.NO_CONTENT
 
-    async def _request(self, method: str, path: str, expected: set[HTTPStatus], **request: Any) -> httpx.Response:
+    async def _request(self, method: str, path: str, expected: set[HTTPStatus], **options: Any) -> httpx.Response:
+        """Return a response with an expected status; `options` are those of httpx."""
         try:
-            response = await self._client.request(method, path, **request)
+            response = await self._client.request(method, path, **options)
         except httpx.HTTPError as error:
             url = self._client.base_url
             port = url.port or _DEFAULT_PORTS[url.scheme]
-            where = f"{url.host}:{port}"
-            raise RegistryUnreachable(f"the kernel's API at {where}: {_describe(error)}; check --api") from error
-        if response.status_code not in expected:
-            kind = NoSuchProject if response.status_code == HTTPStatus.NOT_FOUND else RegistryError
-            raise kind(f"HTTP {response.status_code}: {_reason(response)}")
-        return response
+            address = f"{url.host}:{port}"
+            raise RegistryUnreachable(f"the kernel's API at {address}: {_describe(error)}; check --api") from error
+        if response.status_code in expected:
+            return response
+        refusal = f"HTTP {response.status_code}: {_reason(response)}"
+        if response.status_code == HTTPStatus.NOT_FOUND:
+            raise NoSuchProject(refusal)
+        raise RegistryError(refusal)
 
 
 def _describe(error: httpx.HTTPError) -> str:
@@ -100,9 +106,9 @@ def _describe(error: httpx.HTTPError) -> str:
     return f"no usable response ({str(error) or type(error).__name__})"
 
 
-def _path(*names: str) -> str:
-    project, *tool = (quote(name, safe="") for name in names)
-    return "/".join(["projects", project, "tools", *tool])
+def _path(project_id: str, tool_name: str | None = None) -> str:
+    tools = f"projects/{quote(project_id, safe='')}/tools"
+    return tools if tool_name is None else f"{tools}/{quote(tool_name, safe='')}"
 
 
 def _json(response: httpx.Response) -> Any:
@@ -116,8 +122,10 @@ def _items(response: httpx.Response) -> list[Any]:
     """Return the rows of a response: a list, or an object with a list in one of its members."""
     body = _json(response)
     candidates = [body] if isinstance(body, list) else dict(body).values()
-    rows = next((candidate for candidate in candidates if isinstance(candidate, list)), [])
-    return [row for row in rows if isinstance(row, dict)]
+    for candidate in candidates:
+        if isinstance(candidate, list):
+            return [row for row in candidate if isinstance(row, dict)]
+    return []
 
 
 def _reason(response: httpx.Response) -> str:
@@ -130,6 +138,11 @@ def _reason(response: httpx.Response) -> str:
     if isinstance(detail, dict):
         return f"{detail.get('error_code')}: {detail.get('error_message')}"[:_MAX_REASON_CHARS]
     if isinstance(detail, list):
-        items = [item for item in detail if isinstance(item, dict)]
-        return "; ".join(f"{'.'.join(map(str, item.get('loc', [])))}: {item.get('msg')}" for item in items)
+        return "; ".join(_validation_error(item) for item in detail if isinstance(item, dict))
     return str(detail)[:_MAX_REASON_CHARS]
+
+
+def _validation_error(item: Mapping[str, Any]) -> str:
+    """Return `body.tool_name: field required` of `{"loc": ["body", "tool_name"], "msg": "field required"}`."""
+    place = ".".join(map(str, item.get("loc", [])))
+    return f"{place}: {item.get('msg')}"

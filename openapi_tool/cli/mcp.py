@@ -9,20 +9,22 @@ import sys
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
-from openapi_tool.bootstrap import Bootstrap, build_bootstrap, lint_limits
-from openapi_tool.cli.gateway import chosen_state
+from openapi_tool.bootstrap import Bootstrap, build_bootstrap
+from openapi_tool.cli.gateway_state import chosen_state
 from openapi_tool.cli.kernel import NO_DATABASE
 from openapi_tool.cli.output import fail, print_status
+from openapi_tool.cli.served_tools import ServedTools, served_tools
 from openapi_tool.gateway.assembly import open_gateway
 from openapi_tool.gateway.call import Caller
 from openapi_tool.gateway.calls import Gateway
 from openapi_tool.gateway.opening import open_state
 from openapi_tool.gateway.state import GatewayState
-from openapi_tool.gateway.tools import ToolFolder, Tools, ToolsInvalid, built_in_tools, watch
+from openapi_tool.gateway.tools import Tools, watch
 from openapi_tool.jina.transport import Resolver
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.subjects import is_token
@@ -51,35 +53,25 @@ class McpFlags:
     structured: bool = False
 
 
-def serve(options: McpFlags, resolver: Resolver | None = None) -> NoReturn:
+def serve(flags: McpFlags, resolver: Resolver | None = None) -> NoReturn:
     """Serve one client until it closes its end, or SIGTERM or SIGINT; then end the process.
 
     `resolver` replaces DNS for the upstream's hosts in tests and demos. Raises SettingsError.
     """
-    _check(options)
-    use_settings_file(options.config)
-
-    def read() -> Settings:
-        return load_settings(NO_DATABASE)
-
-    bootstrap = build_bootstrap(read(), os.environ)
+    _check(flags)
+    use_settings_file(flags.config)
+    read_settings = partial(load_settings, NO_DATABASE)
+    bootstrap = build_bootstrap(read_settings(), os.environ)
     level, log_format = _log_options(bootstrap.settings)
     configure_logging(level, log_format, bootstrap.redactor, background=True)
     RECENT_WARNINGS.install(bootstrap.redactor)
-    settings = bootstrap.settings
-    folder = None
-    if options.tools is not None:
-        folder = ToolFolder(options.tools, lint_limits(settings), settings.url_policy)
-    try:
-        tools = folder.load() if folder else built_in_tools()
-    except ToolsInvalid as error:
-        fail(str(error))
-    state = chosen_state(options.state)
+    tools = served_tools(flags.tools, bootstrap.settings)
+    state = chosen_state(flags.state)
     _say_what_is_missing(bootstrap)
-    reloader = Reloader(bootstrap, read, os.environ)
+    reloader = Reloader(bootstrap, read_settings, os.environ)
     with asyncio.Runner() as runner:
         try:
-            runner.run(_serve(options, reloader, state, tools, folder, resolver))
+            runner.run(_serve(flags, reloader, state, tools, resolver))
         except (StateUnusable, Unavailable) as outage:
             fail(str(outage))
         except Exception as error:  # noqa: BLE001 - a normal end of the process might wait for the client
@@ -88,11 +80,11 @@ def serve(options: McpFlags, resolver: Resolver | None = None) -> NoReturn:
         end_process(0)  # not a normal end: a thread may still wait for the client
 
 
-def _check(options: McpFlags) -> None:
+def _check(flags: McpFlags) -> None:
     """Exit with 2 if the package is missing, or an option is wrong."""
     if not find_spec("mcp"):
         fail("`mcp` needs a package that is not installed; run: pip install 'openapi-tool[gateway]'")
-    for option, value in (("--project", options.project), ("--agent", options.agent)):
+    for option, value in (("--project", flags.project), ("--agent", flags.agent)):
         if not is_token(value):
             fail(f"{option}: {short(value)!r} is no id: it is empty, or contains blanks or `.*>`")
 
@@ -116,34 +108,29 @@ def _log_options(settings: Settings) -> tuple[Any, Any]:
 
 
 async def _serve(
-    options: McpFlags,
-    reloader: Reloader,
-    state: Path,
-    tools: Tools,
-    folder: ToolFolder | None,
-    resolver: Resolver | None,
+    flags: McpFlags, reloader: Reloader, state_path: Path, served: ServedTools, resolver: Resolver | None
 ) -> None:
     from openapi_tool.mcp.server import McpServer, initialization  # noqa: PLC0415 - an extra
     from openapi_tool.mcp.stdio import StdioTransport, claim_standard_streams  # noqa: PLC0415
 
-    caller = Caller(options.project, options.agent)
+    caller = Caller(flags.project, flags.agent)
     stop = asyncio.Event()
     reload = asyncio.Event()
     _handle_signals(stop, reload)
     async with AsyncExitStack() as stack:
-        opened = await _opened(stack, reloader.bootstrap, state)
-        gateway: Gateway = await stack.enter_async_context(open_gateway(reloader, opened, tools, resolver))
+        state = await _open_state(stack, reloader.bootstrap, state_path)
+        gateway: Gateway = await stack.enter_async_context(open_gateway(reloader, state, served.tools, resolver))
         transport = StdioTransport(*claim_standard_streams(), gateway.keep_soon)
-        door = McpServer(gateway, lambda _: caller, structured=options.structured, on_answer=transport.on_answer)
+        door = McpServer(gateway, lambda _: caller, structured=flags.structured, on_answer=transport.on_answer)
         server = door.server(gateway.tools_of(caller))
         background = [asyncio.create_task(reloader.run(reload), name="reload")]
 
-        async def use(changed: Tools) -> None:
+        async def use_tools(changed: Tools) -> None:
             gateway.use_tools(changed)
             await door.tools_changed()
 
-        if folder is not None:
-            background.append(asyncio.create_task(watch(folder, use), name="tools"))
+        if served.folder is not None:
+            background.append(asyncio.create_task(watch(served.folder, use_tools), name="tools"))
         try:
             async with transport.streams(stop) as (incoming, outgoing):
                 await server.run(incoming, outgoing, initialization(server))
@@ -169,11 +156,11 @@ def _handle_signals(stop: asyncio.Event, reload: asyncio.Event) -> None:
     loop.add_signal_handler(signal.SIGHUP, reload.set)
 
 
-async def _opened(stack: AsyncExitStack, bootstrap: Bootstrap, where: Path) -> GatewayState:
+async def _open_state(stack: AsyncExitStack, bootstrap: Bootstrap, path: Path) -> GatewayState:
     """Open the state within a time limit, as the client waits for an answer. Raises Unavailable, StateUnusable."""
-    reasons = ["no answer"]
+    reasons = ["no answer"]  # why NATS is unavailable, after each attempt to connect
     try:
         async with asyncio.timeout(_CONNECT_S):
-            return await stack.enter_async_context(open_state(bootstrap, where, reasons.append))
+            return await stack.enter_async_context(open_state(bootstrap, path, reasons.append))
     except TimeoutError:
         raise Unavailable(f"cannot connect to NATS: {bootstrap.redactor.text(reasons[-1])}") from None

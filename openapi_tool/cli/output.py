@@ -12,6 +12,8 @@ import typer
 from openapi_tool.telemetry.logs import printable_json, printable_line, printable_lines
 
 USAGE = 2
+"""Exit code for wrong options or settings, and for servers that cannot be reached."""
+
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 plus the number of SIGINT, as in shells."""
 
@@ -24,8 +26,9 @@ def print_status(text: str, *, quiet: bool = False, colour: str | None = None) -
 
 def allowed_style(colour: str | None) -> dict[str, Any]:
     """Return the colour as a style, or none if the user wants no colours (https://no-color.org)."""
-    shown = colour is not None and not os.environ.get("NO_COLOR")
-    return {"fg": colour} if shown else {"reset": False}  # else click would append a code that ends all styles
+    if colour is None or os.environ.get("NO_COLOR"):
+        return {"reset": False}  # without it click would append a code that ends all styles
+    return {"fg": colour}
 
 
 def is_terminal() -> bool:

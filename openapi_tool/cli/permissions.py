@@ -1,4 +1,7 @@
-"""`openapi-tool nats permissions` and `sql grants`: what logins at NATS and roles of PostgreSQL must be permitted."""
+"""`openapi-tool nats permissions` and `sql grants`: what logins at NATS and roles of PostgreSQL must be permitted.
+
+A *user* is what the login is for: the executor, another service, or an operator's command such as `inspect`.
+"""
 
 from __future__ import annotations
 
@@ -66,13 +69,13 @@ _LOGIN_WARNING = (
 def _accounts(user: NatsUser, settings: Settings, stream: str | None) -> str:
     """Return the accounts of all users; for an operator only the operator's account, with what it imports."""
     inboxes = {each: each.inbox_prefix(settings.nats.inbox_prefix) for each in NatsUser}
-    for_all = user is NatsUser.EXECUTOR
-    operators = [each for each in NatsUser if each.is_operator and (for_all or each is user)]
-    return accounts_config(
-        _needed(user, settings, stream) if for_all else None,
-        {each: _needed(each, settings, stream) for each in operators},
-        inboxes,
-    )
+    if user is NatsUser.EXECUTOR:
+        of_executor = _needed(user, settings, stream)
+        operators = [each for each in NatsUser if each.is_operator]
+    else:
+        of_executor = None
+        operators = [user] if user.is_operator else []
+    return accounts_config(of_executor, {each: _needed(each, settings, stream) for each in operators}, inboxes)
 
 
 def _needed(user: NatsUser, settings: Settings, stream: str | None) -> Permissions:  # noqa: PLR0911 - one per user

@@ -1,4 +1,7 @@
-"""Standard output and error that survive closed pipes and full disks."""
+"""Standard output and error that survive closed pipes and full disks.
+
+If standard output cannot be written, as its reader has closed the pipe, the program ends without a traceback.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +35,10 @@ class _Errors(FileIO):
     def write(self, data: Any, /) -> int:
         """Write data, or drop it: a failure would change the exit code, also later, when Python flushes the stream."""
         with suppress(OSError):
-            while (written := super().write(data)) is None:  # another process made the file non-blocking
+            written = super().write(data)
+            while written is None:  # another process made the file non-blocking, and there is no room now
                 wait_until_writable(self.fileno())
+                written = super().write(data)
             return written
         return len(data)
 
@@ -52,7 +57,7 @@ def _guarded(stream: TextIOWrapper, kind: type[FileIO], *, line_buffering: bool)
 
 
 def _discard_output(descriptor: int) -> None:
-    # Otherwise the interpreter prints an error when it flushes buffered output at exit.
+    """Let a descriptor write to nowhere: else the interpreter prints an error when it flushes buffered output."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, descriptor)
     os.close(null)

@@ -29,8 +29,8 @@ def cell(value: object) -> Text:
 
 def output() -> Console:
     """Return the console of standard output; in a file or pipe, without COLUMNS, tables have their natural width."""
-    natural = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    return Console(highlight=False, width=_UNLIMITED_WIDTH if natural else None)
+    has_width = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(highlight=False, width=None if has_width else _UNLIMITED_WIDTH)
 
 
 async def redraw(
@@ -38,7 +38,8 @@ async def redraw(
 ) -> None:
     """Draw on the terminal, or print to a file or pipe, every `every_s` seconds until Ctrl-C or SIGTERM."""
     task = asyncio.current_task()
-    if task is not None:  # as asyncio does at Ctrl-C; jobs in the background of a shell ignore Ctrl-C
+    if task is not None:
+        # Let SIGTERM do what asyncio does at Ctrl-C, which jobs in the background of a shell ignore.
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     drawn = first
     screen = Live(console=console, auto_refresh=False, screen=True) if console.is_terminal else nullcontext()
@@ -49,9 +50,9 @@ async def redraw(
                     console.print(drawn)
                 else:
                     live.update(drawn, refresh=True)
-                began = time.monotonic()
+                next_at = time.monotonic() + every_s
                 drawn = await draw()
-                await asyncio.sleep(began + every_s - time.monotonic())
+                await asyncio.sleep(next_at - time.monotonic())
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
 
@@ -79,25 +80,28 @@ class Rows:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the widest form that fits."""
-        longest = [max((cell_len(row[n]) for row in self._rows), default=0) for n in range(len(self._heads))]
-        for padding in (1, 0):
-            heads = [head if padding else "\n".join(head.replace("_", " ").split()) for head in self._heads]
+        longest_cells = [
+            max((cell_len(row[column]) for row in self._rows), default=0) for column in range(len(self._heads))
+        ]
+        folded_heads = ["\n".join(head.replace("_", " ").split()) for head in self._heads]
+        for heads, padding in ((list(self._heads), 1), (folded_heads, 0)):
             # Each column has padding on both sides and a line to its right; the first one has a line to its left, too.
-            width = sum(map(_width, longest, heads)) + (2 * padding + 1) * len(heads) + 1
+            width = sum(map(_column_width, longest_cells, heads)) + (2 * padding + 1) * len(heads) + 1
             if width <= options.max_width:
-                yield self._table(heads, longest, padding)
+                yield self._table(heads, longest_cells, padding)
                 return
         if self._title:
             yield Text(self._title)
         for row in self._rows:
-            yield Text("\n".join(f"{head}: {value}" for head, value in zip(self._heads, row, strict=True)) + "\n")
+            lines = [f"{head}: {value}" for head, value in zip(self._heads, row, strict=True)]
+            yield Text("\n".join(lines) + "\n")
 
-    def _table(self, heads: list[str], longest: list[int], padding: int) -> Table:
+    def _table(self, heads: list[str], longest_cells: list[int], padding: int) -> Table:
         columns = (
             Column(
                 Text(head),
                 justify="right" if column >= len(heads) - self._numbers else "left",
-                no_wrap=longest[column] <= _FOLD_ABOVE,
+                no_wrap=longest_cells[column] <= _FOLD_ABOVE,
                 overflow="fold",
             )
             for column, head in enumerate(heads)
@@ -110,6 +114,8 @@ class Rows:
         return table
 
 
-def _width(longest: int, head: str) -> int:
-    words = head.split() if longest > _FOLD_ABOVE else head.split("\n")
-    return max(min(longest, _FOLD_ABOVE), *map(cell_len, words))
+def _column_width(longest_cell: int, head: str) -> int:
+    """Return the least width of a column: if its cells may fold, its heading may fold at blanks, too."""
+    may_fold = longest_cell > _FOLD_ABOVE
+    words = head.split() if may_fold else head.split("\n")
+    return max(min(longest_cell, _FOLD_ABOVE), *map(cell_len, words))

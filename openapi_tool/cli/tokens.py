@@ -1,22 +1,25 @@
-"""`tokens`: create, list and revoke the tokens of a gateway."""
+"""`openapi-tool tokens`: create, list and revoke the tokens by which a gateway knows its clients.
+
+Tokens are in the gateway's state (a file or NATS), or in a file of their own. Only a hash of a token is stored.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack, aclosing
+from contextlib import aclosing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.table import Table
 
-from openapi_tool.cli.gateway import chosen_state
-from openapi_tool.cli.kernel import with_nats
+from openapi_tool.cli.gateway_state import chosen_state
+from openapi_tool.cli.nats_connection import with_nats
 from openapi_tool.cli.output import fail, print_json, print_line, print_status
 from openapi_tool.cli.tables import cell, output
-from openapi_tool.cli.top import moment_after
+from openapi_tool.cli.times import time_after
 from openapi_tool.gateway.opening import NATS
 from openapi_tool.gateway.state import TOKENS
 from openapi_tool.gateway.token_record import TokensInvalid, id_of, new_token, shown
@@ -48,12 +51,12 @@ def create(
 ) -> None:
     """Create a token and print it, once."""
     now = datetime.now(UTC)
-    until = moment_after(expires, now, "--expires").timestamp() if expires else None
+    until = time_after(expires, now, "--expires").timestamp() if expires else None
     if until is not None and until <= now.timestamp():
         fail("--expires must be in the future")
-    patterns = tuple(part for each in tools for part in each.split(",") if part) or ("*",)
+    patterns = [pattern for option in tools for pattern in option.split(",") if pattern]
     try:
-        text, token_id, token = new_token(project, agent, patterns, any_agent=any_agent, expires=until)
+        text, token_id, token = new_token(project, agent, tuple(patterns) or ("*",), any_agent=any_agent, expires=until)
     except TokensInvalid as error:
         fail(f"--{error}")
     _with_store(state, file, lambda store: store.add(token_id, token), create=True)
@@ -82,8 +85,10 @@ def list_(*, state: Path | None, file: Path | None, as_json: bool) -> None:
     table = Table("id", "project", "agent", "tools", "state", "created", "expires", box=None, pad_edge=False)
     for row in rows:
         agent = f"{row['agent']} or X-Agent-Id" if row["any_agent"] else row["agent"]
-        times = (str(row[name] or "never")[:_CHARS_TO_MINUTES] for name in ("created", "expires"))
-        table.add_row(*map(cell, (row["id"], row["project"], agent, ", ".join(row["tools"]), row["state"], *times)))
+        created = str(row["created"] or "never")[:_CHARS_TO_MINUTES]
+        expires = str(row["expires"] or "never")[:_CHARS_TO_MINUTES]
+        tools = ", ".join(row["tools"])
+        table.add_row(*map(cell, (row["id"], row["project"], agent, tools, row["state"], created, expires)))
     output().print(table)
 
 
@@ -106,39 +111,36 @@ def _with_store(
         fail("give --state or --file, not both")
     path = file or chosen_state(state)
     if file is None and path == NATS:
-        return _in_nats(work)
+        return _with_store_in_nats(work)
 
-    async def opened() -> T:
-        async with AsyncExitStack() as stack:
-            store: TokenStore
-            if file is not None:
-                store = TokenFile(file)
-            else:
-                opened_file = await stack.enter_async_context(aclosing(StateFile.open(path, create=create)))
-                store = StoredTokens(opened_file.records(TOKENS))
-            return await work(store)
+    async def open_and_work() -> T:
+        if file is not None:
+            return await work(TokenFile(file))
+        async with aclosing(StateFile.open(path, create=create)) as state_file:
+            return await work(StoredTokens(state_file.records(TOKENS)))
 
     try:
-        return asyncio.run(opened())
+        return asyncio.run(open_and_work())
     except (StateUnusable, Unavailable, TokensInvalid) as error:
         fail(str(error))
 
 
-def _in_nats(work: Callable[[TokenStore], Awaitable[T]]) -> T:
+def _with_store_in_nats(work: Callable[[TokenStore], Awaitable[T]]) -> T:
     from openapi_tool.gateway.nats_state import stored_tokens  # noqa: PLC0415 - drivers that a file needs not
     from openapi_tool.nats_records.replicas import replica_count  # noqa: PLC0415 - the same
 
-    async def connected(bootstrap: Bootstrap, client: BusClient) -> T:
+    async def work_on_store(bootstrap: Bootstrap, client: BusClient) -> T:
         replicas = await replica_count(client, bootstrap.durable)
         return await work(StoredTokens(stored_tokens(client, replicas)))
 
     try:
-        return with_nats(connected, user=NatsUser.GATEWAY)
+        return with_nats(work_on_store, user=NatsUser.GATEWAY)
     except TokensInvalid as error:
         fail(str(error))
 
 
 def _with_times(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with its times as texts in place of seconds."""
     times = {
         name: datetime.fromtimestamp(row[name], UTC).isoformat(timespec="seconds")
         for name in ("created", "expires", "revoked")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -15,27 +16,28 @@ from rich.progress import Progress
 
 from openapi_tool.cli.definition_files import load_definitions
 from openapi_tool.cli.output import USAGE, fail, print_json, print_line, print_status
+from openapi_tool.cli.registry import FAILED, Registry, confirmed, run_with
 from openapi_tool.cli.tables import Rows, output
-from openapi_tool.cli.tools_registry import (
-    FAILED,
-    Registry,
-    confirmed,
-    run_with,
-)
 from openapi_tool.protocol.subjects import subject_in_version
 from openapi_tool.telemetry.logs import printable_line
 from openapi_tool.tools.exports import as_yaml
 from openapi_tool.tools.registry import COLUMNS, RegistryError, RegistryUnreachable
 from openapi_tool.tools.wording import counted
 
-_MAX_CONCURRENT = 8
+_MAX_CONCURRENT = 8  # requests: so that one command does not occupy the kernel's API
 _PROJECTS_SHOWN = 5
 _COLOURS = {"+": typer.colors.GREEN, "-": typer.colors.RED}
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
 class ApplyResult:
-    """Outcome for one definition in one project: first `create`, `update` or `unchanged`, then `created` and so on."""
+    """Outcome for one definition in one project.
+
+    After the comparison it is `create`, `update` or `unchanged`, after the write `created` or `updated`; it may also be
+    `failed`. `diff` shows what will change; it is empty if nothing will.
+    """
 
     project_id: str
     tool_name: str
@@ -80,7 +82,7 @@ def apply(
 def _projects(named: Sequence[str], file: Path | None) -> list[str]:
     lines = file.read_text(encoding="utf-8").splitlines() if file else []
     listed = [line.partition("#")[0].strip() for line in lines]
-    projects = list(dict.fromkeys(name for name in (*named, *listed) if name))
+    projects = list(dict.fromkeys(name for name in (*named, *listed) if name))  # each once, in their order
     return projects or fail("name a project: --project P or --projects-file FILE", USAGE)
 
 
@@ -88,7 +90,7 @@ async def _apply(
     registry: Registry, projects: list[str], rows: list[dict[str, Any]], *, ask: bool, dry_run: bool, quiet: bool
 ) -> list[ApplyResult]:
     pairs = [(project, row) for project in projects for row in rows]
-    compared = await _each(pairs, "comparing", lambda pair: _compared(registry, *pair), quiet=quiet)
+    compared = await _for_each(pairs, "comparing", lambda pair: _compared(registry, *pair), quiet=quiet)
     changes = [result for result in compared if result.diff]
     if not quiet:
         _show_differences(changes)
@@ -97,16 +99,12 @@ async def _apply(
     project_count = len({result.project_id for result in changes})
     if ask and not confirmed(f"Write {counted(len(changes), 'definition')} (projects: {project_count})?"):
         fail("nothing was changed", FAILED)
-    todo = [(result, row) for result, (_, row) in zip(compared, pairs, strict=True)]
-    return await _each(todo, "writing", lambda pair: _written(registry, *pair), quiet=quiet)
+    results_with_rows = [(result, row) for result, (_, row) in zip(compared, pairs, strict=True)]
+    return await _for_each(results_with_rows, "writing", lambda pair: _written(registry, *pair), quiet=quiet)
 
 
-async def _each(
-    items: Sequence[Any],
-    what: str,
-    work: Callable[[Any], Awaitable[ApplyResult]],
-    *,
-    quiet: bool,
+async def _for_each(
+    items: Sequence[Item], what: str, work: Callable[[Item], Awaitable[ApplyResult]], *, quiet: bool
 ) -> list[ApplyResult]:
     """Run `work` concurrently, with a progress bar on a terminal. Its first exception cancels the others."""
     slots = asyncio.Semaphore(_MAX_CONCURRENT)
@@ -114,7 +112,7 @@ async def _each(
     with Progress(console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
         bar = progress.add_task(what, total=len(items))
 
-        async def one(item: Any) -> ApplyResult:
+        async def in_slot(item: Item) -> ApplyResult:
             async with slots:
                 result = await work(item)
             progress.advance(bar)
@@ -122,7 +120,7 @@ async def _each(
 
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(one(item)) for item in items]
+                tasks = [group.create_task(in_slot(item)) for item in items]
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from None
     return [task.result() for task in tasks]
@@ -167,13 +165,14 @@ def _ordered_like(model: Any, value: Any) -> Any:
 
 
 def _show_differences(changes: list[ApplyResult]) -> None:
-    projects: dict[str, list[str]] = {}
+    """Print each difference once, below the projects that have it."""
+    projects_by_diff: dict[str, list[str]] = defaultdict(list)
     for result in changes:
-        projects.setdefault(result.diff, []).append(result.project_id)
-    for diff, named in projects.items():
-        more = f" and {len(named) - _PROJECTS_SHOWN} more" if len(named) > _PROJECTS_SHOWN else ""
+        projects_by_diff[result.diff].append(result.project_id)
+    for diff, projects in projects_by_diff.items():
+        more = f" and {len(projects) - _PROJECTS_SHOWN} more" if len(projects) > _PROJECTS_SHOWN else ""
         print_status("")
-        print_status(f"{', '.join(named[:_PROJECTS_SHOWN])}{more}:")
+        print_status(f"{', '.join(projects[:_PROJECTS_SHOWN])}{more}:")
         for line in diff.splitlines():
             print_status(line, colour=_COLOURS.get(line[:1]))
 

@@ -1,4 +1,9 @@
-"""Simulate the kernel's side of a call, and the worker's as far as a test needs it: doorbell and inbox."""
+"""Simulate a kernel, as far as a tool executor sees one: it sends calls and reads results.
+
+To *place* a call is to save its card and rows in PostgreSQL, then to publish its command over NATS. The executor saves
+a result (a card, an inbox row and an edge) and sends a *doorbell*, a message without content that says: look into the
+inbox.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import asyncpg
 import nats.errors
@@ -18,6 +23,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.api import StreamConfig
 
+from openapi_tool.local.database import CONNECT_S, open_database
 from openapi_tool.local.placed_call import VERSION, PlacedCall, doorbell_key, new_call, save_rows
 from openapi_tool.nats_client.client import BusClient
 from openapi_tool.nats_client.options import BusOptions
@@ -38,12 +44,18 @@ ERRORS: tuple[type[Exception], ...] = (
 
 _POLL_S = 0.2
 _DOORBELL_GRACE_S = 1.0  # an executor publishes the doorbell right after it committed the row
-_CONNECT_S = 10.0
+
+
+class _Doorbell(NamedTuple):
+    """Subject, headers and data of a doorbell, and when it arrived in seconds since the epoch."""
+
+    content: dict[str, Any]
+    arrived_at: float
 
 
 @dataclass(frozen=True, slots=True)
 class ResultRows:
-    """Rows of a result, and its doorbell with its arrival in seconds since the epoch."""
+    """Rows of a result, empty if missing, and its doorbell with its arrival in seconds since the epoch."""
 
     card: Mapping[str, Any]
     inbox_row: Mapping[str, Any]
@@ -52,27 +64,14 @@ class ResultRows:
     doorbell_at: float | None
 
 
-@asynccontextmanager
-async def open_database(dsn: str, timeout_s: float) -> AsyncIterator[asyncpg.Connection]:
-    """Connect; jsonb columns are decoded. Raises asyncpg's errors or OSError."""
-    database = await asyncpg.connect(dsn, timeout=timeout_s)
-    try:
-        await database.set_type_codec(
-            "jsonb", schema="pg_catalog", encoder=lambda v: orjson.dumps(v).decode(), decoder=orjson.loads
-        )
-        yield database
-    finally:
-        await database.close()
-
-
 class Caller:
-    """The parts of a kernel that a tool executor interacts with."""
+    """A simulated kernel, which speaks one version of the protocol. `client` is its connection to NATS."""
 
     def __init__(self, database: asyncpg.Connection, client: Client, version: str = VERSION) -> None:
         self.database = database
         self.client = client
         self.version = version
-        self._doorbells: dict[str, asyncio.Future[tuple[dict[str, Any], float]]] = {}
+        self._doorbells: dict[str, asyncio.Future[_Doorbell]] = {}  # expected or received, by `PlacedCall.doorbell_key`
         self._lock = asyncio.Lock()  # asyncpg refuses concurrent statements on one connection
         self.last_sequence = 0  # stream sequence of the last published command
 
@@ -90,7 +89,7 @@ class Caller:
     async def open(cls, dsn: str, version: str = VERSION, /, **bus: Any) -> AsyncIterator[Caller]:
         """Connect and change nothing; `bus` are the NATS client's options. Raises ERRORS."""
         async with AsyncExitStack() as stack:
-            database = await stack.enter_async_context(open_database(dsn, _CONNECT_S))
+            database = await stack.enter_async_context(open_database(dsn, CONNECT_S))
             client = BusClient(BusOptions())
             await client.connect(name="kernel-player", **bus)
             stack.push_async_callback(client.close)
@@ -111,9 +110,10 @@ class Caller:
         doorbell = self._doorbell(doorbell_key(message))
         if not doorbell.done():
             content = {"subject": message.subject, "headers": message.headers, "data": message.data.decode()}
-            doorbell.set_result((content, time.time()))
+            doorbell.set_result(_Doorbell(content, time.time()))
 
-    def _doorbell(self, key: str) -> asyncio.Future[tuple[dict[str, Any], float]]:
+    def _doorbell(self, key: str) -> asyncio.Future[_Doorbell]:
+        """Return the doorbell that has this key, which may not have arrived; others with the key are ignored."""
         return self._doorbells.setdefault(key, asyncio.get_running_loop().create_future())
 
     async def set_up_project(self, project_id: str, agent_id: str, tools: Iterable[Mapping[str, Any]]) -> None:
@@ -174,7 +174,10 @@ class Caller:
         card_metadata: Mapping[str, Any] | None = None,
         publish: bool = True,
     ) -> PlacedCall:
-        """Save card and rows, then publish the command, in the kernel's order (protocol section 9)."""
+        """Save card and rows, then publish the command, in the kernel's order (protocol section 9).
+
+        The default subject ends in `suffix`.
+        """
         subject = subject or f"cg.{self.version}.{project_id}.{channel_id}.cmd.tool.jina.{suffix}"
         body = {"tool_name": tool_name, "after_execution": after_execution}
         call = new_call(project_id, channel_id, agent_id, subject, body)
@@ -233,8 +236,11 @@ class Caller:
             doorbell = await self._doorbell(call.doorbell_key)
         return await self.read_result(call, *doorbell)
 
-    async def result_or_row(self, call: PlacedCall, timeout_s: float) -> ResultRows:
-        """Wait for the inbox row of a call, then one second for its doorbell. Raises TimeoutError without a row."""
+    async def committed_result(self, call: PlacedCall, timeout_s: float) -> ResultRows:
+        """Wait for the inbox row of a call, then one second for its doorbell, which need not come.
+
+        Raises TimeoutError without a row.
+        """
         doorbell = self._doorbell(call.doorbell_key)
         async with asyncio.timeout(timeout_s):
             while not doorbell.done() and not (await self.read_result(call)).inbox_row:
@@ -279,14 +285,3 @@ class Caller:
         async with self._lock:
             row = await self.database.fetchrow(query, *values)
         return dict(row) if row else {}
-
-
-async def prepare_database(server_dsn: str, database: str, schema: str | None, template: str | None = None) -> None:
-    """Create a database, as a copy of `template` if that is given, and run the statements of `schema` in it."""
-    # The default strategy, wal_log, takes twice as long.
-    copy = f' template "{template}" strategy file_copy' if template else ""
-    async with open_database(server_dsn, _CONNECT_S) as server:
-        await server.execute(f'create database "{database}"{copy}')
-    if schema is not None:
-        async with open_database(server_dsn.rpartition("/")[0] + "/" + database, _CONNECT_S) as created:
-            await created.execute(schema)

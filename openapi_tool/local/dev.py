@@ -1,4 +1,7 @@
-"""Preparation and log of `dev`, without the packages of the extra [local]."""
+"""The simulated kernel of `dev`: its database and stream, its project, and the log of its executors.
+
+This module needs none of the packages of the extra [local], as `call` uses it, too.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import orjson
 
-from openapi_tool.local.caller import Caller, prepare_database
+from openapi_tool.local.caller import Caller
+from openapi_tool.local.database import prepare_database
 from openapi_tool.local.dev_state import database_of
 
 if TYPE_CHECKING:
@@ -16,10 +20,10 @@ if TYPE_CHECKING:
 
 PROJECT, AGENT = "proj_dev", "agent_dev"
 MARK = "openapi-tool dev"
-"""Comment on the database of `dev`, and metadata of its stream."""
+"""Comment on the database of `dev`, and metadata of its stream: they tell them from those of a real kernel."""
 
 FALLBACKS = ({"match": "://", "answer": "r-post-json"}, {"answer": "s-post-json"})
-"""Fallbacks of the double: a page for an address, else a list of results."""
+"""Recordings for requests without one: a page if the request has an address, else a list of results."""
 
 KEY_NAMES = ("JINA_API_KEY", "SEARCH_API_KEY")
 """Variables with keys of the double."""
@@ -56,8 +60,8 @@ async def mark_of(caller: Caller, database: str | None = None) -> str | None:
 
 
 def log_entries(log: BinaryIO) -> Iterator[dict[str, Any]]:
-    """Yield entries since the last read; an incomplete line is left for the next."""
-    while line := log.readline():
+    """Yield the JSON lines since the last read; an incomplete line is left for the next one."""
+    for line in iter(log.readline, b""):
         if not line.endswith(b"\n"):
             log.seek(-len(line), os.SEEK_CUR)
             return

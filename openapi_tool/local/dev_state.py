@@ -1,4 +1,9 @@
-"""The folder and the state file by which other commands find a running `dev`."""
+"""How other commands find a running `dev`, and how two of them are kept apart.
+
+Each `dev` has a *state file* in a folder of the user, which has its name and, once it serves, its addresses. `dev`
+locks the file, and with --keep also a file in its folder: a second one that wants the same name or folder is refused.
+The lock ends with the last process of the stack, however that dies.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +17,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from openapi_tool.environment import DEV_VARIABLE
 
-_LOCK_FILE = "dev.lock"
-
-_NAME_CHARS = 32
-_NAME = re.compile(rf"[a-z0-9][a-z0-9-]{{0,{_NAME_CHARS - 1}}}")
+_LOCK_FILE = "dev.lock"  # in the folder of --keep
 _STATE_SUFFIX = ".json"
+_NAME_CHARS = 32
+_NAME = re.compile(rf"[a-z0-9][a-z0-9-]{{0,{_NAME_CHARS - 1}}}")  # dev, dev2, my-stack
 _FIRST_NAME = "dev"
 _MAX_AUTOMATIC_NAMES = 16
 
@@ -28,10 +33,8 @@ class DevError(Exception):
     """The message says why; nothing was written."""
 
 
-def automatic_names() -> Iterator[str]:
-    """Yield the names that stacks without a given one get: the first that is free."""
-    yield _FIRST_NAME
-    yield from (f"{_FIRST_NAME}{number}" for number in range(2, _MAX_AUTOMATIC_NAMES + 1))
+class SeveralStacks(DevError):
+    """Several dev stacks run, and none of them was named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +45,9 @@ class ClaimedState:
     descriptor: int
 
 
-class SeveralStacks(DevError):
-    """Several dev stacks run, and none of them was named."""
-
-
 @dataclass(frozen=True, slots=True)
 class StackAddress:
-    """Addresses of a running dev stack."""
+    """Addresses of a running dev stack; the content of its state file."""
 
     pid: int
     pg_dsn: str
@@ -59,6 +58,13 @@ class StackAddress:
 def database_of(version: str) -> str:
     """Return the name of the database of a protocol version: a persistent folder may contain one for each version."""
     return f"dev_{version}"
+
+
+def automatic_names() -> Iterator[str]:
+    """Yield the names that stacks without a given one get: the first that is free."""
+    yield _FIRST_NAME
+    for number in range(2, _MAX_AUTOMATIC_NAMES + 1):
+        yield f"{_FIRST_NAME}{number}"
 
 
 def state_path(name: str = _FIRST_NAME) -> Path:
@@ -76,24 +82,6 @@ def _state_prefix() -> str:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[int]:
-    """Open and lock a private file; yield its descriptor, whose lock a child process inherits.
-
-    Raises BlockingIOError if another process has the lock, or OSError.
-    """
-    descriptor = _open_private(path, os.O_RDWR | os.O_CREAT)
-    try:
-        os.fchmod(descriptor, 0o600)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not os.path.samestat(path.stat(), os.fstat(descriptor)):
-            # The path was deleted or replaced after it was opened, so this lock protects nothing.
-            raise BlockingIOError(f"{path} was just deleted or replaced")
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
 def claimed_state(name: str | None = None) -> Iterator[ClaimedState | None]:
     """Yield the locked state file of a stack with this or a free name; None if no file can be used for a free one.
 
@@ -101,38 +89,34 @@ def claimed_state(name: str | None = None) -> Iterator[ClaimedState | None]:
     """
     if name is not None and not _NAME.fullmatch(name):
         raise DevError(f"--name: {name[:_NAME_CHARS]!r} must consist of a-z, 0-9 and -, at most {_NAME_CHARS} of them")
-    candidates = automatic_names() if name is None else [name]
     with ExitStack() as exits:
-        for candidate in candidates:
-            try:
-                descriptor = exits.enter_context(locked(state_path(candidate)))
-            except BlockingIOError:
-                if name is not None:
-                    raise DevError(f"a dev stack named {name!r} is running; give this one another --name") from None
-            except OSError as error:
-                if name is not None:
-                    raise DevError(f"--name: the state of {name!r} cannot be stored: {error}") from None
-            else:
-                write(descriptor, "")
-                yield ClaimedState(candidate, descriptor)
-                return
-        yield None
+        state = _first_free_state(exits) if name is None else _state_named(name, exits)
+        if state is not None:
+            write(state.descriptor, "")  # without addresses, as nothing runs yet
+        yield state
 
 
-def _open_private(path: Path, flags: int) -> int:
-    # Another user may have put a link or FIFO in its place.
-    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)  # opening a FIFO could block
-    status = os.fstat(descriptor)
-    if status.st_uid == os.geteuid() and stat.S_ISREG(status.st_mode):
-        return descriptor
-    os.close(descriptor)
-    raise PermissionError(f"{path} is not a file of this user")
+def _first_free_state(exits: ExitStack) -> ClaimedState | None:
+    for name in automatic_names():
+        try:
+            return ClaimedState(name, exits.enter_context(locked(state_path(name))))
+        except OSError:  # in use, or the folder takes no file
+            continue
+    return None
 
 
-def write(descriptor: int, text: str) -> None:
-    """Replace the content of a locked file."""
-    os.truncate(descriptor, 0)
-    os.pwrite(descriptor, text.encode(), 0)
+def _state_named(name: str, exits: ExitStack) -> ClaimedState:
+    try:
+        return ClaimedState(name, exits.enter_context(locked(state_path(name))))
+    except BlockingIOError:
+        raise DevError(f"a dev stack named {name!r} is running; give this one another --name") from None
+    except OSError as error:
+        raise DevError(f"--name: the state of {name!r} cannot be stored: {error}") from None
+
+
+def announce(descriptor: int, pg_dsn: str, nats_servers: str, version: str) -> None:
+    """Write the addresses to the locked state file."""
+    write(descriptor, json.dumps(asdict(StackAddress(os.getpid(), pg_dsn, nats_servers, version))))
 
 
 @contextmanager
@@ -161,9 +145,42 @@ def _create(folder: Path) -> None:
         raise DevError(f"{folder} holds other things than data of dev; choose a new or an empty folder")
 
 
-def announce(descriptor: int, pg_dsn: str, nats_servers: str, version: str) -> None:
-    """Write the addresses to the locked state file."""
-    write(descriptor, json.dumps(asdict(StackAddress(os.getpid(), pg_dsn, nats_servers, version))))
+@contextmanager
+def locked(path: Path) -> Iterator[int]:
+    """Open and lock a private file; yield its descriptor, whose lock a child process inherits.
+
+    Raises BlockingIOError if another process has the lock, or OSError.
+    """
+    descriptor = _open_private(path, os.O_RDWR | os.O_CREAT)
+    try:
+        os.fchmod(descriptor, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(path.stat(), os.fstat(descriptor)):
+            # The path was deleted or replaced after it was opened, so this lock protects nothing.
+            raise BlockingIOError(f"{path} was just deleted or replaced")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _open_private(path: Path, flags: int) -> int:
+    """Open a file of this user.
+
+    Raises PermissionError or OSError if another user has put a file, a link or a FIFO in its place.
+    """
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)  # opening a FIFO could block
+    status = os.fstat(descriptor)
+    is_own_file = status.st_uid == os.geteuid() and stat.S_ISREG(status.st_mode)
+    if is_own_file:
+        return descriptor
+    os.close(descriptor)
+    raise PermissionError(f"{path} is not a file of this user")
+
+
+def write(descriptor: int, text: str) -> None:
+    """Replace the content of a locked file."""
+    os.truncate(descriptor, 0)
+    os.pwrite(descriptor, text.encode(), 0)
 
 
 def running_dev() -> StackAddress:
@@ -173,24 +190,24 @@ def running_dev() -> StackAddress:
     """
     name = os.environ.get(DEV_VARIABLE)
     paths = [state_path(name)] if name and _NAME.fullmatch(name) else _state_files()
-    running, reasons = _running_stacks(paths)
-    if name and name not in running:
-        missing = [f"no dev stack named {name[:_NAME_CHARS]!r} is running", *reasons]
+    found = _find_stacks(paths)
+    if name and name not in found.running:
+        missing = [f"no dev stack named {name[:_NAME_CHARS]!r} is running", *found.why_others_not]
         raise DevError("; ".join([*missing, f"running are: {', '.join(running_stacks()) or 'none'}"]))
-    if not running:
-        raise DevError("; ".join(reasons) or "no dev stack is running")
-    [first, *others] = running
+    if not found.running:
+        raise DevError("; ".join(found.why_others_not) or "no dev stack is running")
+    [first, *others] = found.running
     if others:
-        names = ", ".join(running)
+        names = ", ".join(found.running)
         raise SeveralStacks(
-            f"{len(running)} dev stacks are running: {names}; name one, such as: openapi-tool --dev {first} …"
+            f"{len(found.running)} dev stacks are running: {names}; name one, such as: openapi-tool --dev {first} …"
         )
-    return running[first]
+    return found.running[first]
 
 
 def running_stacks() -> list[str]:
     """Return the names of this user's running dev stacks."""
-    return list(_running_stacks(_state_files())[0])
+    return list(_find_stacks(_state_files()).running)
 
 
 def _state_files() -> list[Path]:
@@ -201,21 +218,28 @@ def _state_files() -> list[Path]:
     return sorted(folder.glob(f"{_state_prefix()}*{_STATE_SUFFIX}"))
 
 
-def _running_stacks(paths: Iterable[Path]) -> tuple[dict[str, StackAddress], list[str]]:
-    """Return the running stacks by name, and why others are not used."""
-    running, reasons = {}, []
+class _FoundStacks(NamedTuple):
+    """The running stacks by name, and for each other state file why it belongs to none."""
+
+    running: dict[str, StackAddress]
+    why_others_not: list[str]
+
+
+def _find_stacks(paths: Iterable[Path]) -> _FoundStacks:
+    found = _FoundStacks({}, [])
     for path in paths:
         name = path.name.removeprefix(_state_prefix()).removesuffix(_STATE_SUFFIX)
         try:
-            running[name] = _stack_of(path)
+            found.running[name] = _running_stack_of(path)
         except FileNotFoundError:
             continue
         except DevError as why:
-            reasons.append(str(why))
-    return running, reasons
+            found.why_others_not.append(str(why))
+    return found
 
 
-def _stack_of(path: Path) -> StackAddress:
+def _running_stack_of(path: Path) -> StackAddress:
+    """Return the addresses in a state file. Raises FileNotFoundError, or DevError if no stack is up."""
     try:
         with os.fdopen(_open_private(path, os.O_RDONLY), encoding="utf-8") as file:
             address = StackAddress(**json.load(file))

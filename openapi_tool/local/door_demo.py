@@ -1,4 +1,7 @@
-"""What the demos of the gateway's doors have in common: the calls that they show, and how a door is started."""
+"""What the demos of the doors without a kernel have in common: the calls that they show, and how a door is started.
+
+A *door* is a program through which calls come in: `openapi-tool mcp` or `openapi-tool gateway`.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from openapi_tool.environment import DEFAULT_AUTH_ENV, PREFIX
 from openapi_tool.local.dev import FALLBACKS
 from openapi_tool.local.guard import Guard
 from openapi_tool.local.recordings import RECORDED_HOSTS
-from openapi_tool.local.stack import MAX_RESULT_CHARS, UpstreamDouble, make_certificates
+from openapi_tool.local.sample_arguments import MAX_RESULT_CHARS
+from openapi_tool.local.stack import UpstreamDouble, make_certificates
 
 CALL_TIMEOUT_S = 60.0
-_CURSOR = 'with only cursor "'
+_BEFORE_CURSOR = 'with only cursor "'  # … call this tool with only cursor "3:2000"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,34 +48,42 @@ class DoorDemo:
 
 def cursor_in(text: str) -> str:
     """Return the cursor that a result names at its end, empty if it is complete."""
-    return text.rpartition(_CURSOR)[2].partition('"')[0] if _CURSOR in text else ""
+    _, found, end = text.rpartition(_BEFORE_CURSOR)
+    return end.partition('"')[0] if found else ""
 
 
-def serve(upstream: str, command: str, *options: str) -> int:
+def serve(upstream: str, door: str, *options: str) -> int:
     """Run a door for a client of the user's own, with this process's standard streams; return its exit code.
 
     Raises ServerFailed.
     """
-    with door_process(upstream, command, *options) as (arguments, environment):
-        door = subprocess.Popen(arguments, env=os.environ | environment)
-        signal.signal(signal.SIGTERM, lambda number, _: door.send_signal(number))
+    with door_command(upstream, door, *options) as command:
+        process = subprocess.Popen(command.words, env=os.environ | command.environment)
+        signal.signal(signal.SIGTERM, lambda number, _: process.send_signal(number))
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the door, too
-        return door.wait()
+        return process.wait()
+
+
+class DoorCommand(NamedTuple):
+    """How to start a door: the words of its command line, and its environment."""
+
+    words: list[str]
+    environment: dict[str, str]
 
 
 @contextmanager
-def door_process(upstream: str, command: str, *options: str) -> Iterator[tuple[list[str], dict[str, str]]]:
-    """Yield command line and environment of a door, with nothing stored; the double, if one is needed, runs meanwhile.
+def door_command(upstream: str, door: str, *options: str) -> Iterator[DoorCommand]:
+    """Yield the command of a door that stores nothing; the double runs meanwhile, unless `upstream` is `real`.
 
-    `command` is `mcp` or `gateway`.
+    `door` is `mcp` or `gateway`. Raises ServerFailed.
     """
-    settings = {f"{PREFIX}TOOLS__MAX_RESULT_CHARS": str(MAX_RESULT_CHARS), "PATH": os.environ.get("PATH", "")}
-    given = ["--state", ":memory:", *options]
+    environment = {f"{PREFIX}TOOLS__MAX_RESULT_CHARS": str(MAX_RESULT_CHARS), "PATH": os.environ.get("PATH", "")}
+    words = [door, "--state", ":memory:", *options]
     if upstream == "real":
-        key = {DEFAULT_AUTH_ENV: os.environ[DEFAULT_AUTH_ENV]}
-        yield [sys.executable, "-m", "openapi_tool", command, *given], settings | key
+        environment[DEFAULT_AUTH_ENV] = os.environ[DEFAULT_AUTH_ENV]
+        yield DoorCommand([sys.executable, "-m", "openapi_tool", *words], environment)
         return
-    guard = Guard(())
+    guard = Guard()
     folder = Path(tempfile.mkdtemp(prefix="openapi-tool-"))
     guard.delete_at_end(folder)
     certificates = make_certificates(folder)
@@ -79,10 +91,10 @@ def door_process(upstream: str, command: str, *options: str) -> Iterator[tuple[l
     try:
         double.start()
         double.fallbacks(*FALLBACKS)  # for requests that are not recorded, as of a user's own client
-        settings |= {**double.keys, "SSL_CERT_FILE": str(certificates.ca)}
-        settings[f"{PREFIX}URL_POLICY__ALLOW"] = RECORDED_HOSTS
-        module = ["-m", "openapi_tool.local.door_server", command, "--upstream-port", str(double.port)]
-        yield [sys.executable, *module, *given], settings
+        environment |= {**double.keys, "SSL_CERT_FILE": str(certificates.ca)}
+        environment[f"{PREFIX}URL_POLICY__ALLOW"] = RECORDED_HOSTS
+        words += ["--upstream-port", str(double.port)]
+        yield DoorCommand([sys.executable, "-m", "openapi_tool.local.door_server", *words], environment)
     finally:
         double.stop()
         guard.close()

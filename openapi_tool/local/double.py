@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import ssl
 import sys
 import time
@@ -21,20 +20,19 @@ from typing import Any
 
 from aiohttp import web
 
-from openapi_tool.local.recordings import (
+from openapi_tool.local.double_responses import json_response, padded, partial_response, text_on_site, with_echo
+from openapi_tool.local.recordings import Recording, error_bodies, load_recordings, recording_of
+from openapi_tool.local.request_content import (
     READER_HOST,
     SEARCH_HOST,
-    Recording,
     RequestContent,
     UnknownRequest,
-    error_bodies,
-    load_recordings,
-    on_site,
     parse_request,
-    recording_of,
 )
 
 KEYS_VARIABLE = "OPENAPI_TOOL_DOUBLE_KEYS"
+"""Variable with the accepted keys by name, as JSON. They are no argument, because process lists show arguments."""
+
 UNKNOWN_STATUS = 422
 """Status for a request that the double refuses: of a 5xx the executor would not show the reason."""
 
@@ -76,8 +74,15 @@ class ResponseRule:
         """Return whether the rule applies to this query or url."""
         return self.match in subject and self.key in (None, key)
 
-    def over_rate(self) -> bool:
-        """Count a request; return whether it exceeds `rate_per_minute`."""
+    def next_status(self) -> int:
+        """Count a request, and return the status of its response; that of a recording may replace 200."""
+        if self._exceeds_rate():
+            return web.HTTPTooManyRequests.status_code
+        if self.statuses:
+            return self.statuses.pop(0)
+        return web.HTTPOk.status_code
+
+    def _exceeds_rate(self) -> bool:
         if self.rate_per_minute is None:
             return False
         now = time.monotonic()
@@ -88,7 +93,11 @@ class ResponseRule:
 
 
 class Double:
-    """Handlers of both ports."""
+    """Handlers of both ports. `keys` are the accepted keys by name.
+
+    The admin port sets rules and fallbacks. A *fallback* is a rule of which only `match` and `answer` count: it answers
+    requests without a recording.
+    """
 
     def __init__(self, keys: Mapping[str, str]) -> None:
         self._key_names = {value: name for name, value in keys.items()}
@@ -98,7 +107,10 @@ class Double:
         self._contexts: dict[str, ssl.SSLContext] = {}
 
     def tls(self, certificate: Path) -> ssl.SSLContext:
-        """Return a TLS context that switches to one per SNI host; `_check_connection` compares it with Host."""
+        """Return a TLS context that switches to that of the host which the client names (SNI).
+
+        So `_check_connection` can compare this host with the one in the request.
+        """
         self._contexts = {host: _server_context(certificate) for host in (SEARCH_HOST, READER_HOST)}
         first = _server_context(certificate)
         first.sni_callback = self._choose_context
@@ -119,7 +131,7 @@ class Double:
         except UnknownRequest as unknown:  # in Jina's format, so that the executor's result shows it
             text = f"the Jina double refuses: {unknown}"
             error = {"code": UNKNOWN_STATUS, "name": "DoubleError", "message": text, "readableMessage": text}
-            response = _json(UNKNOWN_STATUS, json.dumps({"data": None, **error}))
+            response = json_response(UNKNOWN_STATUS, json.dumps({"data": None, **error}))
         finally:
             entry["ended_at"] = time.time()  # also if the client has disconnected
         entry["status"] = response.status
@@ -129,6 +141,7 @@ class Double:
         return response
 
     async def _record(self, request: web.Request) -> dict[str, Any]:
+        """Add a request to the log, with the name of its key in place of the key; return the entry."""
         body = await request.read()
         scheme, _, value = request.headers.get("Authorization", "").partition(" ")
         entry = {
@@ -146,6 +159,7 @@ class Double:
         return entry
 
     def _check_connection(self, request: web.Request) -> None:
+        """Raise UnknownRequest for a host that the client has not named to TLS, or for a wrong Accept."""
         connection = request.transport.get_extra_info("ssl_object") if request.transport else None
         if connection is None or connection.context is not self._contexts.get(request.host):
             raise UnknownRequest(f"host {request.host!r} is not what TLS was asked for")
@@ -153,42 +167,49 @@ class Double:
             raise UnknownRequest("Accept is not exactly application/json")
 
     async def _answer(self, request: web.Request, entry: dict[str, Any]) -> web.StreamResponse:
+        """Answer as the first rule for the request says; without one with the recording of the request."""
         if entry["key"] is None:
-            return _json(401, json.dumps(error_bodies()[401]))
+            return json_response(401, json.dumps(error_bodies()[401]))
         body = entry["body"].encode()
         content = parse_request(request.host, request.method, request.raw_path, dict(request.headers), body)
-        rules = self._rules_by_kind["rules"]
-        rule = next((rule for rule in rules if rule.matches(content.subject, entry["key"])), ResponseRule())
+        rule = self._rule_for(content, entry["key"])
         entry["hung"] = rule.hang
         await asyncio.sleep(rule.delay_s)
         if rule.hang:
             await asyncio.Event().wait()
         if rule.drop == "before" and request.transport is not None:
             request.transport.abort()  # what follows reaches nobody
-        status = web.HTTPOk.status_code
-        if rule.over_rate():
-            status = web.HTTPTooManyRequests.status_code
-        elif rule.statuses:
-            status = rule.statuses.pop(0)
+        status = rule.next_status()
         failed = status != web.HTTPOk.status_code
+        headers = {}
         if failed:
             text = json.dumps(error_bodies().get(status, {"code": status}))
+            if rule.retry_after is not None:
+                headers["Retry-After"] = rule.retry_after
         else:
             recording = self._recording(content, rule)
             status = recording.status
-            text = _padded(_on_site(recording, content), rule.body_bytes)
-        text = text if rule.body is None else rule.body
-        headers = {"Retry-After": rule.retry_after} if failed and rule.retry_after is not None else {}
+            text = padded(text_on_site(recording, content), rule.body_bytes)
+        if rule.body is not None:
+            text = rule.body
         if rule.echo_headers:
-            text = _with_echo(text, request)
+            text = with_echo(text, request)
             headers["X-Echo"] = request.headers.get("Authorization", "")
         if rule.drop in ("half", "stall") and not failed:
-            return await _partial_response(request, text.encode(), stall=rule.drop == "stall")
-        return _json(status, text, headers)
+            return await partial_response(request, text.encode(), stall=rule.drop == "stall")
+        return json_response(status, text, headers)
+
+    def _rule_for(self, content: RequestContent, key: str | None) -> ResponseRule:
+        """Return the first rule that applies to the request; without one a rule that changes nothing."""
+        for rule in self._rules_by_kind["rules"]:
+            if rule.matches(content.subject, key):
+                return rule
+        return ResponseRule()
 
     def _recording(self, content: RequestContent, rule: ResponseRule) -> Recording:
         """Return the recording of the same request, else the rule's `answer`, else that of a fallback."""
-        if recording := recording_of(content):
+        recording = recording_of(content)
+        if recording is not None:
             return recording
         for each in (rule, *self._rules_by_kind["fallbacks"]):
             if each.answer and each.match in content.subject:
@@ -231,57 +252,6 @@ async def _rules_in(request: web.Request) -> list[ResponseRule]:
     if unknown:
         raise web.HTTPBadRequest(text=f"no recording is named {unknown[0]!r}; one is 's-post-json'\n")
     return rules
-
-
-def _on_site(recording: Recording, content: RequestContent) -> str:
-    """Return the recorded body; if another search was recorded, with its results on the site that this one asks for."""
-    text = recording.body.decode()
-    sites = [value for name, value in content.options if name == "site"]
-    if not sites or recording.request == content:
-        return text
-    return on_site(text, re.split(r"[\s,/\[\]\"]+", sites[0].strip('[" '))[0])
-
-
-def _padded(text: str, size: int) -> str:
-    """Repeat or cut the content of the first item to `size` characters; 0 changes nothing."""
-    if not size:
-        return text
-    envelope = json.loads(text)
-    data = envelope.get("data")
-    item = data[0] if isinstance(data, list) and data else data
-    if not isinstance(item, dict):
-        return text
-    content = item.get("content") or "Lorem ipsum dolor sit amet. "
-    item["content"] = (content * (size // len(content) + 1))[:size]
-    return json.dumps(envelope)
-
-
-def _with_echo(text: str, request: web.Request) -> str:
-    """Return the text with the request's headers, including the key, as some gateways do in errors."""
-    headers = json.dumps(json.dumps(dict(request.headers)))[
-        1:-1
-    ]  # escaped once more, as a gateway that quotes JSON does
-    envelope = json.loads(text)
-    data = envelope.get("data")
-    if isinstance(data, dict):
-        data["content"] = f"{data.get('content', '')}\n{dict(request.headers)}"
-    return json.dumps({**envelope, "readableMessage": f"Error: headers were {headers}"})
-
-
-async def _partial_response(request: web.Request, body: bytes, *, stall: bool) -> web.StreamResponse:
-    response = web.StreamResponse(headers={"Content-Type": "application/json", "Content-Length": str(len(body))})
-    await response.prepare(request)
-    await response.write(body[: len(body) // 2])
-    if stall:
-        await asyncio.Event().wait()
-    if request.transport is not None:
-        request.transport.abort()
-    return response
-
-
-def _json(status: int, text: str, headers: Mapping[str, str] | None = None) -> web.Response:
-    kind = "application/json" if text.lstrip().startswith(("{", "[")) else "text/html"
-    return web.Response(status=status, text=text, content_type=kind, charset="utf-8", headers=headers)
 
 
 async def serve(double: Double, certificate: Path, port: int, admin_port: int) -> None:

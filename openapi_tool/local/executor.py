@@ -24,7 +24,10 @@ READY = "consumer.started"
 
 
 class LoopbackResolver(AbstractResolver):
-    """Resolves every host to one loopback port; Host, SNI and verification stay unchanged."""
+    """Resolves every host to one loopback port, where the double listens.
+
+    The executor still asks for Jina's hosts by name (Host, SNI), and verifies their certificates.
+    """
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -72,9 +75,10 @@ class ExecutorProcess:
 
     def start(self) -> None:
         """Wait until it serves. Raises ServerFailed."""
+        log = self.process.log
         # A second start appends to the log, in which the first one already wrote READY.
-        offset = self.process.log.stat().st_size if self.process.log.exists() else 0
-        self.process.start(lambda: READY.encode() in self.process.log.read_bytes()[offset:])
+        old_size = log.stat().st_size if log.exists() else 0
+        self.process.start(lambda: READY.encode() in log.read_bytes()[old_size:])
 
     def stop(self) -> int:
         """Drain it, and return the exit code."""

@@ -1,6 +1,7 @@
 """Guard process: it stops processes and deletes folders and files when its parent has ended.
 
-The parent names them over a pipe, which closes however the parent dies.
+So no server stays behind if `dev`, `demo` or a test is killed. The parent writes to a pipe what there is to stop and to
+delete. However the parent dies, the pipe closes, and the guard cleans up.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ _POLL_S = 0.01
 
 
 class Guard:
-    """Parent's end of the pipe. Locks on the inherited descriptors `hold` last until the guard has cleaned up."""
+    """The parent's side of the guard.
+
+    The guard process inherits the file descriptors `hold`: locks on these files last until it has cleaned up.
+    """
 
     def __init__(self, hold: Sequence[int] = ()) -> None:
         self._process = subprocess.Popen(
@@ -41,14 +45,15 @@ class Guard:
     def stop_at_end(self, child: subprocess.Popen[bytes], stop_signal: signal.Signals = signal.SIGTERM) -> None:
         """Stop this process at the end."""
         with self._lock:  # servers start in threads: without the lock, one of two concurrent calls would lose its child
-            self._children = [*(child for child in self._children if child.poll() is None), child]
-        self._send({"pid": child.pid, "signal": int(stop_signal)})
+            running = [known for known in self._children if known.poll() is None]
+            self._children = [*running, child]
+        self._tell({"pid": child.pid, "signal": int(stop_signal)})
 
     def delete_at_end(self, path: Path) -> None:
         """Delete this folder or file at the end."""
-        self._send({"path": str(path)})
+        self._tell({"path": str(path)})
 
-    def _send(self, message: dict[str, object]) -> None:
+    def _tell(self, message: dict[str, object]) -> None:
         with self._lock:
             self._pipe.write(json.dumps(message) + "\n")
             self._pipe.flush()
@@ -73,37 +78,25 @@ def main() -> None:
         if "path" in message:
             paths.append(Path(message["path"]))
         else:
-            with contextlib.suppress(psutil.NoSuchProcess):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended already
                 processes.append((psutil.Process(message["pid"]), message["signal"]))
-    _end(processes)
+    _stop_all(processes)
     for path in paths:
         _remove(path)
 
 
-def _end(processes: list[tuple[psutil.Process, int]]) -> None:
+def _stop_all(processes: list[tuple[psutil.Process, int]]) -> None:
+    """Send each process its signal; kill those that have not ended after `_STOP_S`."""
     for process, stop_signal in processes:
-        _send(process, stop_signal)
+        _signal(process, stop_signal)
     give_up = time.monotonic() + _STOP_S
     while any(_runs(process) for process, _ in processes) and time.monotonic() < give_up:
         time.sleep(_POLL_S)
     for process, _ in processes:
-        _send(process, signal.SIGKILL)
+        _signal(process, signal.SIGKILL)
 
 
-def _remove(path: Path) -> None:
-    # A process that was just stopped may still have written a file into a folder.
-    give_up = time.monotonic() + _STOP_S
-    while path.exists():
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
-        if time.monotonic() > give_up:
-            return
-        time.sleep(_POLL_S)
-
-
-def _send(process: psutil.Process, number: int) -> None:
+def _signal(process: psutil.Process, number: int) -> None:
     with contextlib.suppress(psutil.NoSuchProcess):  # raised also if its pid belongs to another process by now
         process.send_signal(number)
 
@@ -113,6 +106,19 @@ def _runs(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def _remove(path: Path) -> None:
+    # More than once if needed: a process that was just stopped may still have written a file into a folder.
+    give_up = time.monotonic() + _STOP_S
+    while path.exists():
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+        if time.monotonic() > give_up:
+            return
+        time.sleep(_POLL_S)
 
 
 if __name__ == "__main__":

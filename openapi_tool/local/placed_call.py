@@ -1,4 +1,8 @@
-"""Calls as a kernel of each protocol version saves and sends them (protocol sections 2, 6 and 9)."""
+"""Calls as a kernel of each protocol version saves and sends them (protocol sections 2, 6 and 9).
+
+A command says which turn of which agent makes the call. In version v1r3 these ids are in the body of the command; later
+versions have them in headers, which they also save in an inbox row, the *anchor*.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ _PUBLISHER_HEADERS = ("CG-Timestamp", "CG-Version", "CG-Msg-Type", "CG-Sender")
 
 @dataclass(frozen=True, slots=True)
 class PlacedCall:
-    """Ids of the rows of a call, and its command; `doorbell_key` is the id in its doorbell."""
+    """Ids of the rows of a call, and its command; `doorbell_key` is the id by which its doorbell names it."""
 
     project_id: str
     channel_id: str
@@ -44,12 +48,16 @@ class PlacedCall:
     @property
     def version(self) -> str:
         """Protocol version."""
-        return self.subject.split(".")[1]
+        return _version_of(self.subject)
+
+
+def _version_of(subject: str) -> str:
+    return subject.split(".")[1]  # cg.VERSION.PROJECT.CHANNEL.cmd.tool.TARGET.SUFFIX
 
 
 def new_call(project_id: str, channel_id: str, agent_id: str, subject: str, body: Mapping[str, Any]) -> PlacedCall:
     """Return a call of a new turn; `body` has `tool_name` and `after_execution`."""
-    turn_id, step_id, tool_call_id = (f"{kind}_{uuid.uuid4().hex}" for kind in ("turn", "step", "tc"))
+    turn_id = f"turn_{uuid.uuid4().hex}"
     card_id = uuid.uuid4().hex
     trace_id = secrets.token_hex(16)
     headers = {"CG-Recursion-Depth": "0", "traceparent": f"00-{trace_id}-{secrets.token_hex(8)}-01"}
@@ -58,21 +66,22 @@ def new_call(project_id: str, channel_id: str, agent_id: str, subject: str, body
         "channel_id": channel_id,
         "agent_id": agent_id,
         "agent_turn_id": turn_id,
-        "step_id": step_id,
-        "tool_call_id": tool_call_id,
+        "step_id": f"step_{uuid.uuid4().hex}",
+        "tool_call_id": f"tc_{uuid.uuid4().hex}",
     }
     full_body = {"tool_call_card_id": card_id, **body}
-    ids_are_in_body = subject.split(".")[1] == ProtocolVersion.V1R3
-    if ids_are_in_body:
+    if _version_of(subject) == ProtocolVersion.V1R3:
         full_body = {"tool_call_card_id": card_id, **_identity_fields(ids), **body}
+        doorbell_key = trace_id
     else:
         headers |= _context_headers(ids)
+        doorbell_key = turn_id
     return PlacedCall(
         **ids,
         turn_epoch=1,
         card_id=card_id,
         trace_id=trace_id,
-        doorbell_key=trace_id if ids_are_in_body else turn_id,
+        doorbell_key=doorbell_key,
         subject=subject,
         headers=headers,
         body=full_body,
@@ -110,7 +119,7 @@ def _identity_fields(ids: Mapping[str, str]) -> dict[str, Any]:
 
 
 def doorbell_key(message: Msg) -> str:
-    """Return the key of a doorbell's call, its turn or else its trace; empty if it names none."""
+    """Return the `doorbell_key` of the call that a doorbell is for: its turn or else its trace; empty without both."""
     headers = message.headers or {}
     if turn_id := headers.get("CG-Turn-Id"):
         return turn_id
@@ -121,7 +130,10 @@ def doorbell_key(message: Msg) -> str:
 
 
 async def save_rows(database: asyncpg.Connection, call: PlacedCall) -> None:
-    """Save the request edge of a call, whose target is the caller, and the anchor row of its turn if it has headers."""
+    """Save the edge of the request, and the anchor of its turn if the version has one.
+
+    The target of the edge is the caller, as the kernel knows no id of an executor.
+    """
     await database.execute(
         "insert into state.execution_edges (edge_id, project_id, channel_id, primitive, edge_phase, "
         "source_agent_id, source_agent_turn_id, source_step_id, target_agent_id, target_agent_turn_id, "
@@ -137,7 +149,7 @@ async def save_rows(database: asyncpg.Connection, call: PlacedCall) -> None:
         int(call.headers["CG-Recursion-Depth"]),
         call.trace_id,
     )
-    if call.doorbell_key == call.trace_id:  # of a kernel that saves no headers
+    if call.version == ProtocolVersion.V1R3:
         return
     await database.execute(
         "insert into state.agent_inbox (inbox_id, project_id, agent_id, channel_id, message_type, enqueue_mode, "

@@ -1,4 +1,8 @@
-"""Calls that a person requests: checked against the kernel's rows, and saved as the kernel would."""
+"""The call of `openapi-tool call`: checked against what the kernel has stored, and saved as the kernel would.
+
+The kernel is the simulated one of `dev`, or a real one, whose workers would get the doorbell of the call. `dev` marks
+its database and its stream, so that the two can be told apart.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,7 @@ from openapi_tool.nats_client.connection import outage_as_unavailable
 from openapi_tool.protocol.errors import Unanswerable, Unavailable
 from openapi_tool.protocol.subjects import doorbell_subject, parse_command_subject
 
+# cg.v1r4.proj_dev.public.cmd.tool.jina.search, without wildcards and without placeholders such as {project_id}
 _SUBJECT = re.compile(r"[^\s.*>{}]+(\.[^\s.*>{}]+)+")
 _NAMES_SHOWN = 20
 _NOT_OF_DEV = (
@@ -27,34 +32,34 @@ _NOT_OF_DEV = (
 
 @dataclass(frozen=True, slots=True)
 class RequestedCall:
-    """None means the dev stack's default; `anywhere` allows servers whose data `dev` did not create."""
+    """A tool, and who calls it: without `project_id` or `agent_id` those of `dev`.
+
+    `real_kernel_allowed` says that the data of the servers need not be created by `dev`.
+    """
 
     tool_name: str
     project_id: str | None
     agent_id: str | None
     channel_id: str
-    anywhere: bool
+    real_kernel_allowed: bool
 
 
-async def save_call(caller: Caller, requested: RequestedCall, arguments: Any, where: str) -> PlacedCall:
-    """Subscribe to the doorbell of a call, and save the call unpublished; `where` is the address of NATS for messages.
+async def save_call(caller: Caller, requested: RequestedCall, arguments: Any, nats_address: str) -> PlacedCall:
+    """Subscribe to the doorbell of a call, and save the call unpublished; `nats_address` is for messages.
 
     Raises Unavailable if NATS refuses a request, DevError if project, agent, tool or stream do not exist; it names the
     existing ones.
     """
     created_by_dev = await mark_of(caller) == MARK
-    if not created_by_dev and not requested.anywhere:
-        raise DevError(_NOT_OF_DEV.format("database"))
-    for option, value in (("--project", requested.project_id), ("--agent", requested.agent_id)):
-        if not value and not created_by_dev:
-            raise DevError(f"{option} is needed, because this database was not created by `openapi-tool dev`")
+    if not created_by_dev:
+        _check_for_real_kernel(requested)
     project_id, agent_id = requested.project_id or PROJECT, requested.agent_id or AGENT
     tool = await _tool(caller, project_id, requested.tool_name)
     worker_target = await _worker_target(caller, project_id, agent_id)
-    values: dict[str, Any] = {"project_id": project_id, "channel_id": requested.channel_id, "agent_id": agent_id}
-    subject = _subject(caller.version, tool, values)
-    with outage_as_unavailable(where):
-        await _check_stream(caller, subject, anywhere=requested.anywhere)
+    ids: dict[str, Any] = {"project_id": project_id, "channel_id": requested.channel_id, "agent_id": agent_id}
+    subject = _subject(caller.version, tool, ids)
+    with outage_as_unavailable(nats_address):
+        await _check_stream(caller, subject, real_kernel_allowed=requested.real_kernel_allowed)
     try:
         doorbell = doorbell_subject(caller.version, project_id, requested.channel_id, worker_target)
     except ValueError as error:
@@ -62,7 +67,7 @@ async def save_call(caller: Caller, requested: RequestedCall, arguments: Any, wh
     await caller.listen(doorbell)
     async with caller.database.transaction():  # rolled back if the database refuses anything
         return await caller.place(
-            **values,
+            **ids,
             tool_name=requested.tool_name,
             arguments=arguments,
             subject=subject,
@@ -71,10 +76,19 @@ async def save_call(caller: Caller, requested: RequestedCall, arguments: Any, wh
         )
 
 
-async def publish_call(caller: Caller, call: PlacedCall, where: str) -> None:
+def _check_for_real_kernel(requested: RequestedCall) -> None:
+    """Raise DevError if a call of a real kernel is not allowed, or does not say who calls."""
+    if not requested.real_kernel_allowed:
+        raise DevError(_NOT_OF_DEV.format("database"))
+    for option, value in (("--project", requested.project_id), ("--agent", requested.agent_id)):
+        if not value:
+            raise DevError(f"{option} is needed, because this database was not created by `openapi-tool dev`")
+
+
+async def publish_call(caller: Caller, call: PlacedCall, nats_address: str) -> None:
     """Publish the command of a saved call. Raises Unavailable if no stream stores it."""
     try:
-        with outage_as_unavailable(where):
+        with outage_as_unavailable(nats_address):
             await caller.publish(call)
     except Unavailable as error:
         if isinstance(error.__cause__, NoStreamResponseError):
@@ -120,9 +134,10 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(known[:_NAMES_SHOWN]) + more or "none"
 
 
-def _subject(version: str, tool: Mapping[str, Any], values: Mapping[str, str]) -> str:
+def _subject(version: str, tool: Mapping[str, Any], ids: Mapping[str, str]) -> str:
+    """Return the tool's subject with ids in place of the placeholders, such as {project_id}. Raises DevError."""
     subject = str(tool["target_subject"] or "")
-    for name, value in values.items():
+    for name, value in ids.items():
         subject = subject.replace(f"{{{name}}}", value)
     try:
         version_of_subject = parse_command_subject(subject).version
@@ -133,7 +148,7 @@ def _subject(version: str, tool: Mapping[str, Any], values: Mapping[str, str]) -
     return subject
 
 
-async def _check_stream(caller: Caller, subject: str, *, anywhere: bool) -> None:
+async def _check_stream(caller: Caller, subject: str, *, real_kernel_allowed: bool) -> None:
     jetstream = caller.client.jetstream()
     try:
         name = await jetstream.find_stream_name_by_subject(subject)
@@ -142,7 +157,8 @@ async def _check_stream(caller: Caller, subject: str, *, anywhere: bool) -> None
             f"no stream captures {subject}; the kernel or an executor creates it at its start: "
             "openapi-tool top shows which executors run, openapi-tool check what they lack"
         ) from None
-    if not anywhere:
+    if not real_kernel_allowed:
         info = await jetstream.stream_info(name)
-        if not STREAM_MARK.items() <= (info.config.metadata or {}).items():
+        has_mark = STREAM_MARK.items() <= (info.config.metadata or {}).items()
+        if not has_mark:
             raise DevError(_NOT_OF_DEV.format("stream"))

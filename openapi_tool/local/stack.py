@@ -1,4 +1,7 @@
-"""Embedded stack: servers, double and executors in one folder."""
+"""Embedded stack: PostgreSQL, NATS, the double of Jina and executors, as child processes with a common folder.
+
+An executor trusts the CA that this module creates, and resolves Jina's hosts to the double's port on loopback.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,9 @@ from openapi_tool.local.double import KEYS_VARIABLE
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.guard import Guard
 from openapi_tool.local.placed_call import VERSION
+from openapi_tool.local.postgres_server import PostgresServer, reachable_by_all
 from openapi_tool.local.recordings import RECORDED_HOSTS
-from openapi_tool.local.servers import EmbeddedServer, NatsServer, PostgresServer, ServerProcess, reachable_by_all
+from openapi_tool.local.servers import EmbeddedServer, NatsServer, ServerProcess
 from openapi_tool.tools.catalogue import OPERATIONS
 
 _ADMIN_TIMEOUT_S = 10.0
@@ -49,7 +53,7 @@ def make_certificates(folder: Path) -> Certificates:
 
 
 class UpstreamDouble(EmbeddedServer):
-    """Starts and controls the double. `keys` maps names to accepted keys."""
+    """Starts and controls the double (`openapi_tool.local.double`). `keys` are the keys that it accepts, by name."""
 
     def __init__(self, folder: Path, certificates: Certificates, guard: Guard, key_names: Sequence[str]) -> None:
         self._log = folder / "double.log"
@@ -69,7 +73,8 @@ class UpstreamDouble(EmbeddedServer):
 
     def _is_ready(self) -> bool:
         line, newline, _ = self._log.read_text(errors="replace").partition("\n")
-        if not newline or not line.startswith("{"):
+        is_whole_line = bool(newline)
+        if not is_whole_line or not line.startswith("{"):
             return False
         ports = json.loads(line)
         self.port, self.admin_port = ports["port"], ports["admin_port"]
@@ -102,9 +107,11 @@ class UpstreamDouble(EmbeddedServer):
 
 def kernel_schema(version: str = VERSION) -> str:
     """Return the DDL of a kernel's tables."""
-    # The file of another version changes the tables of this one.
-    names = [f"kernel_{each}.sql" for each in dict.fromkeys((VERSION, version))]
-    return "".join((files(__package__) / "data" / name).read_text(encoding="utf-8") for name in names)
+    versions = [VERSION]
+    if version != VERSION:
+        versions.append(version)  # its file changes the tables of the default version
+    folder = files(__package__) / "data"
+    return "".join((folder / f"kernel_{each}.sql").read_text(encoding="utf-8") for each in versions)
 
 
 class EmbeddedStack:
@@ -139,6 +146,7 @@ class EmbeddedStack:
     def __enter__(self) -> Self:
         try:
             with ThreadPoolExecutor() as starters:
+                # `list` waits for all, and raises the first exception.
                 list(starters.map(lambda server: server.start(), (self.postgres, self.nats, self.upstream)))
         except BaseException:
             self.close()
@@ -149,9 +157,11 @@ class EmbeddedStack:
         self.close()
 
     def ended(self) -> ServerProcess | None:
-        """Return a server that has ended."""
-        processes = [server.process for server in (self.postgres, self.nats, self.upstream)]
-        return next((process for process in processes if process and not process.alive), None)
+        """Return a server that was started and has ended, None if all run."""
+        for server in (self.postgres, self.nats, self.upstream):
+            if server.process is not None and not server.process.alive:
+                return server.process
+        return None
 
     def executor(
         self,
@@ -162,7 +172,10 @@ class EmbeddedStack:
         real_upstream: bool = False,
         module: str = "openapi_tool.local.executor",
     ) -> ExecutorProcess:
-        """Return an executor, not yet started; `settings` are environment variables."""
+        """Return an executor, not yet started; `settings` are environment variables.
+
+        `module` is a variant of `openapi_tool.local.executor`, such as one that fails on purpose.
+        """
         environment = {"PG_DSN": self.postgres.dsn(database), "NATS_SERVERS": self.nats.url}
         if not real_upstream:
             environment |= {**self.upstream.keys, "SSL_CERT_FILE": str(self.certificates.ca)}
@@ -176,27 +189,11 @@ class EmbeddedStack:
 
 
 def _base_folder() -> Path:
-    # PostgreSQL's unprivileged user must reach it.
+    """Return the folder for temporary ones; as root one that PostgreSQL's unprivileged user can reach."""
     usual = Path(tempfile.gettempdir())
     if os.geteuid() != 0:
         return usual
-    return next((folder for folder in (usual, Path("/var/tmp"), Path("/dev/shm")) if reachable_by_all(folder)), usual)  # noqa: S108
-
-
-PROJECT, AGENT, DATABASE = "proj_demo", "agent_demo", "demo"
-MAX_RESULT_CHARS = 2_000
-"""Low, so that an ordinary page is truncated."""
-
-_SITE = "http://site.fixture.test:8099"
-CALLS: Mapping[str, tuple[tuple[str, dict[str, Any]], ...]] = {
-    "double": (
-        ("jina_search", {"query": "hello world", "count": 3}),
-        ("jina_read_many", {"urls": [f"{_SITE}/doc.pdf", f"{_SITE}/loop", f"{_SITE}/missing"]}),
-        ("jina_read", {"url": f"{_SITE}/article"}),
-    ),
-    "real": (
-        ("jina_search", {"query": "NATS JetStream pull consumers", "count": 3}),
-        ("jina_read_many", {"urls": ["https://example.com/", "https://no-such-page.example.com/"]}),
-        ("jina_read", {"url": "https://docs.nats.io/nats-concepts/jetstream"}),
-    ),
-}
+    for folder in (usual, Path("/var/tmp"), Path("/dev/shm")):  # noqa: S108
+        if reachable_by_all(folder):
+            return folder
+    return usual

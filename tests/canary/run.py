@@ -35,7 +35,8 @@ from aiohttp import web
 from nats.aio.msg import Msg
 from nats.js.errors import NotFoundError
 
-from openapi_tool.local.caller import STREAM, Caller, prepare_database
+from openapi_tool.local.caller import STREAM, Caller
+from openapi_tool.local.database import prepare_database
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.servers import free_port
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema

@@ -15,7 +15,8 @@ from typing import Any
 
 import asyncpg
 
-from openapi_tool.local.servers import NatsServer, PostgresServer
+from openapi_tool.local.postgres_server import PostgresServer
+from openapi_tool.local.servers import NatsServer
 from tests.chaos.fail_points import DEATHS, POINTS
 from tests.chaos.harness import RECORDING, Fault, Profile, Run
 from tests.chaos.load import Journal

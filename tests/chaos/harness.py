@@ -26,15 +26,8 @@ from nats.aio.client import Client
 
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.guard import Guard
-from openapi_tool.local.servers import (
-    NatsServer,
-    PostgresServer,
-    ServerFailed,
-    ServerProcess,
-    accepts,
-    free_port,
-    unprivileged,
-)
+from openapi_tool.local.postgres_server import PostgresServer, unprivileged
+from openapi_tool.local.servers import NatsServer, ServerFailed, ServerProcess, accepts, free_port
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.subjects import default_durable
 from tests.chaos.checker import COMMANDS, DEADLINE_S, REACTION_S

@@ -19,7 +19,7 @@ from nats.js import JetStreamContext
 from nats.js.api import DiscardPolicy
 from nats.js.errors import NotFoundError
 
-from openapi_tool.local.servers import PostgresServer
+from openapi_tool.local.postgres_server import PostgresServer
 from openapi_tool.local.stack import EmbeddedStack
 from tests.chaos import faults
 from tests.chaos.checker import COMMANDS, DEAD_LETTERS, dead_lettered, messages

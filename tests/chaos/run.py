@@ -23,7 +23,7 @@ from typing import Any
 import aiohttp
 import nats
 
-from openapi_tool.local.caller import prepare_database
+from openapi_tool.local.database import prepare_database
 from openapi_tool.local.servers import free_port
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
 from openapi_tool.protocol.dialect import DEFAULT_VERSION, ProtocolVersion

@@ -20,7 +20,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from openapi_tool.local.caller import Caller, prepare_database
+from openapi_tool.local.caller import Caller
+from openapi_tool.local.database import prepare_database
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.servers import ServerFailed

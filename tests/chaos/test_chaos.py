@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from openapi_tool.local.caller import Caller, prepare_database
+from openapi_tool.local.caller import Caller
+from openapi_tool.local.database import prepare_database
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
 from openapi_tool.protocol.dialect import ProtocolVersion

@@ -14,7 +14,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from openapi_tool.cli import app
-from openapi_tool.cli.dev_executor import dev_settings
+from openapi_tool.cli.dev_settings import dev_settings
 from openapi_tool.cli.options import UpstreamChoice
 from openapi_tool.local.caller import Caller, ResultRows
 from openapi_tool.local.executor import ExecutorProcess

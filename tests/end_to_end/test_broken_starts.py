@@ -19,7 +19,7 @@ import pytest
 
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap
 from openapi_tool.local import servers
-from openapi_tool.local.caller import prepare_database
+from openapi_tool.local.database import prepare_database
 from openapi_tool.local.servers import accepts
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.service.kernel_parts import assemble

@@ -26,9 +26,10 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from openapi_tool.cli import app, dev_executor
-from openapi_tool.cli.dev import Feed
-from openapi_tool.cli.dev_executor import DevStatistics, dev_settings
+from openapi_tool.cli import app, dev_page
+from openapi_tool.cli.dev_feed import Feed
+from openapi_tool.cli.dev_page import DevStatistics
+from openapi_tool.cli.dev_settings import dev_settings
 from openapi_tool.cli.options import UpstreamChoice
 from openapi_tool.local.caller import Caller
 from openapi_tool.local.dev import AGENT, PROJECT
@@ -750,8 +751,8 @@ async def test_the_page_of_dev_keeps_the_last_answer_and_says_so(monkeypatch: py
     async def ask() -> list[dict[str, Any]]:
         return answers.pop(0) if answers else await asyncio.Future()
 
-    monkeypatch.setattr(dev_executor, "_UPDATE_S", 0)
-    monkeypatch.setattr(dev_executor, "_SILENT_S", 0.05)
+    monkeypatch.setattr(dev_page, "_UPDATE_S", 0)
+    monkeypatch.setattr(dev_page, "_SILENT_S", 0.05)
     statistics = DevStatistics()
     following = asyncio.create_task(statistics.follow(ask))
     async with asyncio.timeout(5):

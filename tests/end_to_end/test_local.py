@@ -24,8 +24,9 @@ from typer.testing import CliRunner
 from openapi_tool.cli import app, demo
 from openapi_tool.local import servers
 from openapi_tool.local.guard import Guard
+from openapi_tool.local.postgres_server import reachable_by_all
 from openapi_tool.local.sample_calls import CompletedCall
-from openapi_tool.local.servers import free_port, reachable_by_all
+from openapi_tool.local.servers import free_port
 from openapi_tool.local.stack import EmbeddedStack
 from tests.requirements import requirement
 

@@ -22,7 +22,8 @@ from nats.js.api import DiscardPolicy
 
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.engine.runner import ToolRunner
-from openapi_tool.local.caller import STREAM, Caller, prepare_database
+from openapi_tool.local.caller import STREAM, Caller
+from openapi_tool.local.database import prepare_database
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.servers import ServerFailed, accepts, free_port

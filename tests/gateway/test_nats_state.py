@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.cli import app
-from openapi_tool.cli.gateway import chosen_state, selected_file, selected_state
+from openapi_tool.cli.gateway_state import chosen_state, selected_file, selected_state
 from openapi_tool.cli.kernel import NO_DATABASE
 from openapi_tool.gateway.call_row import CallRow
 from openapi_tool.gateway.nats_state import CALLS, NatsRows, gateway_bus, open_nats_state, stored_tokens

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from openapi_tool.local.caller import Caller, prepare_database
+from openapi_tool.local.caller import Caller
+from openapi_tool.local.database import prepare_database
 from openapi_tool.local.placed_call import VERSION
 from openapi_tool.local.stack import EmbeddedStack
 from tests.hostile import answers, definitions, keys, rows, schemas, wire

@@ -32,7 +32,8 @@ from openapi_tool.kernel.postgres.privileges import USAGE, reader_grants
 from openapi_tool.kernel.postgres.queries import first_card_id, statement, usage
 from openapi_tool.kernel.postgres.store import KernelStore
 from openapi_tool.kernel.postgres.usage_keys import By
-from openapi_tool.local.caller import Caller, prepare_database
+from openapi_tool.local.caller import Caller
+from openapi_tool.local.database import prepare_database
 from openapi_tool.local.servers import free_port
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.nats_records.record_store import BUDGETS

@@ -334,7 +334,7 @@ def silent() -> Iterator[str]:
 @pytest.mark.parametrize("command", [["nats", "durable"], ["deadletters", "list"]], ids=["nats durable", "deadletters"])
 def test_a_silent_server_is_reported_in_one_line(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A second line says where to look meanwhile."""
-    monkeypatch.setattr("openapi_tool.cli.kernel.CONNECT_S", 0.2)
+    monkeypatch.setattr("openapi_tool.cli.nats_connection.CONNECT_S", 0.2)
     with silent() as url:
         found = CliRunner().invoke(app, command, env={"NATS_SERVERS": url, "PG_DSN": "postgresql://nobody/x"})
     assert (found.exit_code, found.stderr.count("\n")) == (2, 2)

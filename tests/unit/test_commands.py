@@ -32,11 +32,13 @@ from typer.testing import CliRunner, Result
 
 from openapi_tool.cli import (
     app,
+    budgets,
+    call_outcome,
     check,
     deadletters,
     definition_files,
     demo,
-    dev,
+    dev_feed,
     limits,
     options,
     tools_apply,
@@ -44,6 +46,7 @@ from openapi_tool.cli import (
     top,
 )
 from openapi_tool.cli import call as call_command
+from openapi_tool.cli.call_outcome import CallOutcome
 from openapi_tool.cli.output import fail, print_line, print_status
 from openapi_tool.cli.tables import Rows, output, redraw
 from openapi_tool.environment import CONFIG_VARIABLE
@@ -124,7 +127,9 @@ SAFE = (
 `dev`, which are escaped already, and standard output itself with the system's text for a failed write."""
 
 
-@pytest.mark.parametrize("file", sorted(Path(options.__file__).parent.glob("*.py")), ids=lambda file: file.stem)
+@pytest.mark.parametrize(
+    "file", sorted(Path(options.__file__).parent.rglob("*.py")), ids=lambda file: "/".join(file.parts[-2:])
+)
 @requirement("terminal.text")
 def test_commands_print_through_the_helpers_only(file: Path) -> None:
     source = file.read_text(encoding="utf-8")
@@ -335,12 +340,12 @@ def test_output_of_call_is_escaped(monkeypatch: pytest.MonkeyPatch, status: str)
     result = STORED.replace("openapi-tool: forged", "a second line")  # the text for the model may have several lines
     content = {"status": status, "result": result, "error": None if status == "success" else error}
     rows = ResultRows({"content": content}, {}, {}, None, None)
-    outcome = call_command._CallOutcome(placed_call(), rows, {"placed": 0})  # noqa: SLF001
+    outcome = CallOutcome(placed_call(), rows, {"placed": 0})
 
     async def answered(*_: Any) -> Any:
         return outcome
 
-    monkeypatch.setattr(call_command, "_kernel", lambda *_: (None, None, Redactor()))
+    monkeypatch.setattr(call_command, "_kernel", lambda: SimpleNamespace(redactor=Redactor()))
     monkeypatch.setattr(call_command, "_call", answered)
     assert_text(printed("call", "x"))
     assert_text(printed("call", "x", "--json"))
@@ -349,17 +354,15 @@ def test_output_of_call_is_escaped(monkeypatch: pytest.MonkeyPatch, status: str)
 @requirement("terminal.text")
 def test_no_line_of_a_page_looks_like_a_status_line_of_call(monkeypatch: pytest.MonkeyPatch) -> None:
     content = {"status": "success", "result": "a page\nsuccess: placed", "error": None}
-    outcome = call_command._CallOutcome(  # noqa: SLF001
-        placed_call(), ResultRows({"content": content}, {}, {}, None, None), {"placed": 0}
-    )
+    outcome = CallOutcome(placed_call(), ResultRows({"content": content}, {}, {}, None, None), {"placed": 0})
 
     async def answered(*_: Any) -> Any:
         return outcome
 
-    monkeypatch.setattr(call_command, "_kernel", lambda *_: (None, None, Redactor()))
+    monkeypatch.setattr(call_command, "_kernel", lambda: SimpleNamespace(redactor=Redactor()))
     monkeypatch.setattr(call_command, "_call", answered)
     assert "\nsuccess: placed" in CliRunner().invoke(app, ["call", "x"]).stdout  # a pipe gets the text as it is
-    monkeypatch.setattr(call_command, "is_terminal", lambda: True)
+    monkeypatch.setattr(call_outcome, "is_terminal", lambda: True)
     shown = CliRunner().invoke(app, ["call", "x"]).stdout
     assert shown.startswith("  ")
     assert "\n  success: placed" in shown
@@ -377,9 +380,9 @@ def test_variation_selectors_of_emoji_stay_but_not_hidden_text_of_them() -> None
 @requirement("terminal.text")
 def test_the_reason_of_a_missing_result_is_escaped(times: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     async def none(*_: Any) -> Any:
-        return call_command._CallOutcome(placed_call(), None, times, HOSTILE)  # noqa: SLF001
+        return CallOutcome(placed_call(), None, times, HOSTILE)
 
-    monkeypatch.setattr(call_command, "_kernel", lambda *_: (None, None, Redactor()))
+    monkeypatch.setattr(call_command, "_kernel", lambda: SimpleNamespace(redactor=Redactor()))
     monkeypatch.setattr(call_command, "_call", none)
     assert_text(printed("call", "x"))
 
@@ -417,7 +420,7 @@ def test_output_of_demo_is_escaped(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 @requirement("terminal.text")
 def test_lines_of_dev_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     entry = {"time": "2026-01-01T00:00:00+00:00", "message": HOSTILE, "tool_call_id": HOSTILE, "subject": HOSTILE}
-    line = dev._line("!", entry, dev._message(entry))  # noqa: SLF001 - the command needs a stack
+    line = dev_feed._line("!", entry, dev_feed._message(entry))  # noqa: SLF001 - the command needs a stack
     assert not UNSAFE & set(line)
     print_status(HOSTILE)
     print_line(HOSTILE)
@@ -908,7 +911,7 @@ def test_without_limits_and_budgets_the_commands_say_how_to_set_one(capsys: pyte
     assert "[limits]\nsearch_requests_per_minute = 100\n" in written.getvalue()
     assert "docs/tools.md#rate-limits" in written.getvalue()
     with pytest.raises(typer.Exit):
-        limits.budgets_shown([REPLICA])
+        budgets.shown([REPLICA])
     said = capsys.readouterr().err
     assert "[budgets]\n  project_day_requests = 2_000\n" in said
     assert "docs/tools.md#budgets" in said
@@ -932,7 +935,7 @@ def test_limits_that_no_key_has_used_are_shown_as_configured() -> None:
     assert "no key was used since the processes started; these limits are set" in " ".join(written.getvalue().split())
     (row,) = [line.split() for line in written.getvalue().replace("│", " ").splitlines() if " 100 " in line]
     assert row == ["each", "search", "100", "-", "-", "yes"]
-    assert limits.configured(replicas) == configured
+    assert limits.configured_limits(replicas) == configured
 
 
 @requirement("cli.limits")
@@ -945,7 +948,7 @@ def test_a_dry_run_shows_how_many_requests_would_have_waited() -> None:
             limits.shown([{**REPLICA, "upstream_limits": [{**limit, "dry_run": dry_run}]}])
         )
         assert ("dry run: would have waited" in written.getvalue()) is dry_run
-    assert limits.combined([replica, replica])[0]["would_have_waited"] == 8
+    assert limits.limits_in_use([replica, replica])[0]["would_have_waited"] == 8
 
 
 @requirement("cli.limits", "cli.top")

@@ -24,7 +24,8 @@ from openapi_tool.jina.egress import ALLOWED_HEADERS
 from openapi_tool.jina.request import UpstreamRequest, build_request
 from openapi_tool.jina.resolved_parameters import resolve_parameters
 from openapi_tool.jina.response import NothingToShow
-from openapi_tool.local.recordings import Recording, exchanges, load_recordings, parse_request
+from openapi_tool.local.recordings import Recording, exchanges, load_recordings
+from openapi_tool.local.request_content import parse_request
 from openapi_tool.protocol.errors import BadRequest, ToolError, ToolMisconfigured, UpstreamRejected, UpstreamUnavailable
 from openapi_tool.settings import SettingsError
 from openapi_tool.testing import (

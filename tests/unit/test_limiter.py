@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 import pytest
 
-from openapi_tool.cli.limits import combined_budgets
+from openapi_tool.cli.budgets import used_accounts
 from openapi_tool.fair_queue import project_key
 from openapi_tool.jina.endpoints import ENDPOINTS
 from openapi_tool.jina.failures import key_failure, upstream_failure
@@ -448,8 +448,8 @@ def test_an_estimate_is_at_least_what_the_upstream_charges(
 def test_accounts_of_all_replicas_are_shown_once() -> None:
     one = {"project": "p", "scope": "project_day", "who": "", "tool": "", "period": "2030-01-01"}
     replicas = [{"budgets": [{**one, "share": 0.2}]}, {"budgets": [{**one, "share": 0.3}]}, {}]
-    assert combined_budgets(replicas) == [{**one, "share": 0.3}]
-    assert combined_budgets(replicas, "q") == []
+    assert used_accounts(replicas) == [{**one, "share": 0.3}]
+    assert used_accounts(replicas, "q") == []
 
 
 @pytest.mark.parametrize("tokens", [30_000, 90_000, 300_000])

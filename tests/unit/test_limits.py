@@ -12,7 +12,7 @@ from itertools import count
 import orjson
 import pytest
 
-from openapi_tool.cli.limits import blocked, combined
+from openapi_tool.cli.limits import limits_in_use, refused_keys
 from openapi_tool.jina.failures import key_failure, upstream_failure
 from openapi_tool.protocol.errors import AuthFailed, BudgetExceeded, ToolError, Unavailable
 from openapi_tool.protocol.projects import AgentKey
@@ -32,7 +32,7 @@ RETRY_S = RETRIES_S[0]
 @requirement("cli.limits")
 def test_waiting_calls_of_all_projects_are_counted_although_few_are_named() -> None:
     limit = {"variable": "A", "endpoint": "search", "waiting": 40, "waiting_by_project": {"p": 2, "q": 1}}
-    [entry] = combined([{"instance": name, "upstream_limits": [limit]} for name in ("one", "two")])
+    [entry] = limits_in_use([{"instance": name, "upstream_limits": [limit]} for name in ("one", "two")])
     assert (entry["waiting"], entry["waiting_by_project"]) == (80, {"p": 4, "q": 2})
 
 
@@ -224,7 +224,7 @@ async def test_a_key_that_one_endpoint_refuses_serves_the_other(refusing: str, o
             await world.fails_as_blocked(limiter, refusing)
             (await world.permit(limiter, endpoint=other)).done(1)
             assert [key["endpoint"] for key in limiter.keys.snapshot()] == [refusing]
-            assert [key["endpoint"] for key in blocked([{"upstream_keys": limiter.keys.snapshot()}])] == [refusing]
+            assert [key["endpoint"] for key in refused_keys([{"upstream_keys": limiter.keys.snapshot()}])] == [refusing]
         late = world.start()
         await late.keys.load()
         (await world.permit(late, endpoint=other)).failed(refusal(status))

@@ -17,7 +17,7 @@ from openapi_tool.jina.parameters import ALL, READER_PARAMETERS, SEARCH_PARAMETE
 from openapi_tool.jina.remarks import WARNINGS
 from openapi_tool.jina.request import build_request
 from openapi_tool.jina.resolved_parameters import resolve_parameters
-from openapi_tool.local.recordings import parse_request
+from openapi_tool.local.request_content import parse_request
 from openapi_tool.testing import ToolResult, recorded
 from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.frames import contents

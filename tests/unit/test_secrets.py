@@ -34,6 +34,7 @@ from typer.testing import CliRunner
 
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.cli import app, call
+from openapi_tool.cli.call_outcome import CallOutcome
 from openapi_tool.environment import likely_secrets
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.client import JinaClient
@@ -495,7 +496,7 @@ def test_what_call_prints_is_masked(status: str, flags: list[str], monkeypatch: 
     placed = SimpleNamespace(trace_id="trace", tool_call_id="call")
 
     async def answered(*_: object) -> object:
-        return call._CallOutcome(placed, answer, {"placed": 0})  # type: ignore[arg-type]  # noqa: SLF001
+        return CallOutcome(placed, answer, {"placed": 0})  # type: ignore[arg-type]
 
     monkeypatch.setattr(call, "_call", answered)
     environment = {"PG_DSN": "postgresql://u@db/kernel", "NATS_SERVERS": "nats://bus", "JINA_API_KEY": VALUE}

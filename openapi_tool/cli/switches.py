@@ -1,0 +1,168 @@
+"""`openapi-tool tools disable`, `enable` and `disabled`: the switches of tools.
+
+A *switch* is a record that disables one tool, all tools of a project, or all tools (`ALL`). Executors read the switches
+in NATS, processes of a gateway those in their state.
+"""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeVar
+
+from openapi_tool.bootstrap import Bootstrap
+from openapi_tool.cli.gateway_state import selected_file, with_state
+from openapi_tool.cli.nats_connection import with_nats
+from openapi_tool.cli.output import fail, print_json, print_status
+from openapi_tool.cli.tables import Rows, output
+from openapi_tool.gateway import operator
+from openapi_tool.nats_client.client import BusClient
+from openapi_tool.nats_client.users import NatsUser
+from openapi_tool.nats_records.shared_bucket import BUCKET, RESTRICT, STREAM
+from openapi_tool.nats_records.switches import SWITCHES_KEY, SWITCHES_REMEDY, change_switches, load_switches
+from openapi_tool.protocol.subjects import is_token
+from openapi_tool.state.port import AccessDenied
+from openapi_tool.tools import exports
+from openapi_tool.tools.catalogue import CATALOGUE
+from openapi_tool.tools.switches import ALL, MAX_SWITCHES, MAX_TEXT_CHARS, Switch, Switches, SwitchRecordInvalid
+from openapi_tool.tools.wording import short
+
+_NOT_DISABLED = 1
+T = TypeVar("T")
+
+
+def disable(
+    name: str | None,
+    *,
+    project: str | None,
+    all_projects: bool,
+    reason: str,
+    by: str | None,
+    as_json: bool,
+    state: Path | None = None,
+) -> None:
+    """Disable a tool within two seconds on all replicas."""
+    switch = _switch(name, project, reason, by, all_projects=all_projects)
+
+    def change(switches: Switches) -> Switches:
+        changed = switches.with_disabled(switch)
+        if len(changed.all) > MAX_SWITCHES:
+            fail(f"{MAX_SWITCHES:,} tools are disabled already; disable a whole project or all tools instead")
+        return changed
+
+    _change_switches(change, state)
+    _show_change("disabled", switch, as_json=as_json)
+    if switch.tool_name in CATALOGUE:
+        usual = exports.registration(CATALOGUE[switch.tool_name])["tool_name"]
+        print_status(f"no built-in tool is registered as {switch.tool_name!r}, but as {usual!r}: is that one meant?")
+
+
+def enable(
+    name: str | None,
+    *,
+    project: str | None,
+    all_projects: bool,
+    reason: str,
+    by: str | None,
+    as_json: bool,
+    state: Path | None = None,
+) -> None:
+    """Enable again exactly what was disabled, within two seconds on all replicas."""
+    switch = _switch(name, project, reason, by, all_projects=all_projects)
+    before, after = _change_switches(lambda switches: switches.with_enabled(switch), state)
+    if len(before.all) == len(after.all):
+        fail(f"{_named(switch)} is not disabled; openapi-tool tools disabled lists what is", _NOT_DISABLED)
+    _show_change("enabled", switch, as_json=as_json)
+
+
+def disabled(*, as_json: bool, state: Path | None = None) -> None:
+    """Print what is disabled, since when, by whom and why."""
+    path = selected_file(state)
+    if path is None:
+        switches = _with_switches_in_nats(load_switches).switches.all
+    else:
+        switches = with_state(path, operator.read_switches).all
+    if as_json:
+        print_json([asdict(switch) for switch in switches])
+        return
+    if not switches:
+        print_status("nothing is disabled")
+        return
+    table = Rows("project", "tool", "since", "by", "reason")
+    for switch in switches:
+        table.add(switch.project_id, switch.tool_name, switch.at, switch.by, switch.reason)
+    output().print(table)
+
+
+def _switch(name: str | None, project: str | None, reason: str, by: str | None, *, all_projects: bool) -> Switch:
+    """Return the switch that the options describe; exit with 2 if one of them is invalid."""
+    is_one_project = project is not None
+    if is_one_project == all_projects:
+        fail("name either --project P or --all-projects")
+    if project is not None and not is_token(project):
+        fail(f"--project: {short(project)!r} is no project; all projects are --all-projects")
+    who = _user() if by is None else by
+    for option, text in (("--reason", reason), ("--by", who), ("NAME", name or ALL), ("--project", project or ALL)):
+        if not text.strip() or len(text) > MAX_TEXT_CHARS or not text.isprintable():
+            fail(f"{option} must have 1 to {MAX_TEXT_CHARS} printable characters")
+    reason = reason.strip()
+    if reason[-1] not in ".!?":
+        reason += "."  # the model reads further sentences after it
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    return Switch(project or ALL, name or ALL, reason, who, at)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        fail("name yourself with --by")
+
+
+def _named(switch: Switch) -> str:
+    tools = "all tools" if switch.tool_name == ALL else f"tool {switch.tool_name!r}"
+    projects = "all projects" if switch.project_id == ALL else f"project {switch.project_id!r}"
+    return f"{tools} of {projects}"
+
+
+def _show_change(verb: str, switch: Switch, *, as_json: bool) -> None:
+    if as_json:
+        print_json(asdict(switch))
+    else:
+        print_status(f"{verb} {_named(switch)}")
+
+
+_NOT_TO_GRANT = {
+    f".STREAM.MSG.GET.{STREAM}": f"an earlier version created the bucket openapi_tool; run: {RESTRICT}",
+    f".STREAM.CREATE.{STREAM}": "start an executor, which creates the missing bucket openapi_tool",
+}
+"""What to do if a subject with this ending is denied: `nats permissions --for switches` does not list it."""
+
+
+def _change_switches(change: Callable[[Switches], Switches], state: Path | None) -> tuple[Switches, Switches]:
+    """Change the switches of a kernel's executors, or of a gateway; return those before and after."""
+    path = selected_file(state)
+    if path is None:
+        return _with_switches_in_nats(lambda client: change_switches(client, change))
+    return with_state(path, lambda opened: operator.change_switches(opened, change))
+
+
+def _with_switches_in_nats(work: Callable[[BusClient], Awaitable[T]]) -> T:
+    """Return the result of `work`; exit with 2 and the remedy if it fails."""
+
+    async def explained(_: Bootstrap, client: BusClient) -> T:
+        try:
+            return await work(client)
+        except AccessDenied as denied:
+            for subject, why in _NOT_TO_GRANT.items():
+                if denied.subject.endswith(subject):
+                    fail(f"permission for {denied.subject} is denied, and need not be granted: {why}")
+            raise
+
+    try:
+        return with_nats(explained, user=NatsUser.SWITCHES)
+    except SwitchRecordInvalid as invalid:
+        fail(f"key {SWITCHES_KEY} in bucket {BUCKET}: {invalid}; {SWITCHES_REMEDY}")
