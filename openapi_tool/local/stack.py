@@ -24,7 +24,7 @@ from openapi_tool.local.guard import Guard
 from openapi_tool.local.placed_call import VERSION
 from openapi_tool.local.recordings import RECORDED_HOSTS
 from openapi_tool.local.servers import EmbeddedServer, NatsServer, PostgresServer, ServerProcess, reachable_by_all
-from openapi_tool.tools.catalogue import OPERATIONS
+from openapi_tool.tools.operations import OPERATIONS
 
 _ADMIN_TIMEOUT_S = 10.0
 

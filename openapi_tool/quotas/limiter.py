@@ -24,7 +24,7 @@ from openapi_tool.quotas.options import LimitOptions
 from openapi_tool.quotas.permits import Permit, PermitRequest
 from openapi_tool.state.port import ALL_RECORDS, Records, Stored
 from openapi_tool.telemetry import metrics
-from openapi_tool.tools.catalogue import OPERATIONS, Operation
+from openapi_tool.tools.operations import OPERATIONS, Operation
 
 _MAX_PROJECTS = 20  # that wait for a key, in statistics
 _MAX_CONFIGURED = 50  # keys with limits of their own, in statistics

@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field
 
 from openapi_tool.protocol.jsontext import JsonObject
+from openapi_tool.tools.operations import READER, SEARCH, Operation
 
 MAX_ITEMS = 10
 """Items of a batch in the schema for models; the executor enforces `tools.max_batch_items`."""
@@ -126,63 +127,6 @@ class _ReadManyArguments(_ReadOptions):
     urls: list[Address] = Field(
         description=f"Addresses of 1 to {MAX_ITEMS} pages, read side by side.", min_length=1, max_length=MAX_ITEMS
     )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Operation:
-    """Operation of the upstream; `jina/endpoints.py` adds what definitions and egress rules do not need.
-
-    - `name` and `aliases`: values of `mode`.
-    - `ability`: completes `You can` in exports.
-    - `limits`: the prefix of its settings in `[limits]`.
-    - `argument`: the model's name of the query or address. `main_parameter` is the upstream's name of it;
-      `main_parameter_names` are all names of it, folded.
-    - `paths`: maps paths in definitions to the requested ones. `template` is the path of a GET request with the main
-      parameter in it.
-    - `min_tokens`: the minimum charge (jina-api section 5).
-    """
-
-    name: str
-    host: str
-    ability: str
-    limits: Literal["search", "reader"]
-    argument: str
-    main_parameter: str
-    main_parameter_names: frozenset[str]
-    paths: Mapping[str, str]
-    aliases: tuple[str, ...] = ()
-    template: str | None = None
-    min_tokens: int = 1
-
-    def urls(self, path: str) -> tuple[str, str]:
-        """Return the URL of a path, without and with the default port."""
-        return f"https://{self.host}{path}", f"https://{self.host}:443{path}"
-
-
-SEARCH = Operation(
-    name="search",
-    host="s.jina.ai",
-    ability="search the web",
-    limits="search",
-    argument="query",
-    main_parameter="q",
-    main_parameter_names=frozenset({"query", "q"}),
-    paths={"": "/", "/": "/", "/search": "/search", "/search/": "/search"},
-    min_tokens=10_000,
-)
-READER = Operation(
-    name="reader",
-    host="r.jina.ai",
-    ability="read pages",
-    limits="reader",
-    argument="url",
-    main_parameter="url",
-    main_parameter_names=frozenset({"url", "targeturl"}),
-    paths={"": "/", "/": "/", "/{url}": "/{url}"},
-    aliases=("read", "crawl"),
-    template="/{url}",
-)
-OPERATIONS = (SEARCH, READER)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,10 +26,11 @@ from openapi_tool.protocol.jsontext import JsonValue, object_at
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.tools.argument_names import fold
 from openapi_tool.tools.bounds import MAX_ROW_BYTES, memory_bytes, row_problems
-from openapi_tool.tools.catalogue import CATALOGUE, OPERATIONS, BuiltInTool, Operation
+from openapi_tool.tools.catalogue import CATALOGUE, BuiltInTool
 from openapi_tool.tools.declaration import BASE_URLS, MODES, OPERATION_NAMES, read_row
 from openapi_tool.tools.definition_check import CheckedDefinition, check_definition
 from openapi_tool.tools.inline_bounds import SchemaSize, schema_size
+from openapi_tool.tools.operations import OPERATIONS, Operation
 from openapi_tool.tools.problems import Problem, listed
 from openapi_tool.tools.wording import any_of, close_to, did_you_mean, short
 

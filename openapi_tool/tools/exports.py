@@ -9,8 +9,9 @@ import yaml
 
 from openapi_tool.environment import DEFAULT_AUTH_ENV
 from openapi_tool.protocol.jsontext import JsonObject, JsonValue, object_at
-from openapi_tool.tools.catalogue import CATALOGUE, DEFAULT_MAX_TOKENS, OPERATIONS, READER, SEARCH, BuiltInTool
+from openapi_tool.tools.catalogue import CATALOGUE, DEFAULT_MAX_TOKENS, BuiltInTool
 from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.tools.operations import OPERATIONS, READER, SEARCH
 from openapi_tool.tools.placeholders import is_template
 from openapi_tool.tools.schema import visible_schema
 from openapi_tool.tools.tool_names import camel_case, in_words, mangled

@@ -5,7 +5,8 @@ validation of a call that fits nowhere (compile, validate, repair, describe each
 CPU; `tests/hostile/test_inline_bounds.py` measures it and searches for more.
 
 A schema with any other keyword is never validated inline: the cost of `allOf`, `contains`, `uniqueItems` and others
-grows with products that no simple count shows. The linter refuses them in new definitions (`tools/declaration.py`).
+grows with products that no simple count shows. The linter refuses them in new definitions
+(`tools/declaration_schema.py`).
 """
 
 from __future__ import annotations

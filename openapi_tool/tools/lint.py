@@ -18,7 +18,9 @@ from openapi_tool.protocol.jsontext import JsonObject, JsonValue, object_at
 from openapi_tool.protocol.subjects import parse_command_subject
 from openapi_tool.tools.argument_names import fold
 from openapi_tool.tools.arguments import is_identity
-from openapi_tool.tools.declaration import MAX_SCHEMA_LEVELS, MAX_SUSPEND_S, TIMEOUTS, file_problems
+from openapi_tool.tools.declaration import TIMEOUTS, file_problems
+from openapi_tool.tools.declaration_schema import MAX_SCHEMA_LEVELS
+from openapi_tool.tools.declaration_types import MAX_SUSPEND_S
 from openapi_tool.tools.definition import (
     ToolDefinition,
     parse_for_linter,

@@ -557,17 +557,17 @@ import asyncio, json
 from dataclasses import replace
 import respx
 from pydantic import SecretStr
-from openapi_tool.tools import catalogue
+from openapi_tool.tools import catalogue, operations
 
 segment = replace(
-    catalogue.SEARCH, name="segment", ability="split texts", argument="content", main_parameter="content",
+    operations.SEARCH, name="segment", ability="split texts", argument="content", main_parameter="content",
     main_parameter_names=frozenset({"content"}), paths={"": "/segment", "/": "/segment"}, limits="reader",
     min_tokens=30_000,
 )
 class Arguments(catalogue._CommonOptions):
     content: catalogue.Text
 tool = replace(catalogue.CATALOGUE["jina.search"], name="jina.segment", operation=segment, arguments=Arguments)
-catalogue.OPERATIONS += (segment,)
+operations.OPERATIONS += (segment,)
 catalogue.CATALOGUE = {**catalogue.CATALOGUE, tool.name: tool}
 
 from openapi_tool.jina import conversions, endpoints, failure_rules, parameters, response
