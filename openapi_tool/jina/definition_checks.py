@@ -33,7 +33,7 @@ from openapi_tool.tools.arguments import (
     tokens_problems,
 )
 from openapi_tool.tools.catalogue import CATALOGUE
-from openapi_tool.tools.definition import ToolDefinition, upstream_section
+from openapi_tool.tools.definition import ToolDefinition, upstream_path
 from openapi_tool.tools.lint import ARGS, PROPERTIES, LintLimits, lint_general, value_fits
 from openapi_tool.tools.placeholders import is_template, texts_in
 from openapi_tool.tools.problems import Path, Problem
@@ -97,7 +97,7 @@ class _SampleCalls:
         self.rules = rules
         self.built_in = definition.built_in
         self.endpoint = endpoint_of(definition)
-        self.section = upstream_section(object_at(document, "options"))
+        self.section = upstream_path(object_at(document, "options"))
         self.jina = object_at(document, *self.section)
         self.shown = object_at(document, *PROPERTIES)
         self.call = sample_call(usable_part(definition)[0], {})

@@ -40,7 +40,8 @@ from openapi_tool.tools.arguments import (
     requested_tokens,
 )
 from openapi_tool.tools.declaration import suspend_timeout
-from openapi_tool.tools.definition import ToolDefinition, parse_definition
+from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.tools.definition_parser import parse_definition
 from openapi_tool.tools.placeholders import is_template
 from openapi_tool.tools.problems import Problem
 from openapi_tool.tools.wording import short

@@ -1,8 +1,8 @@
 """The declaration of a tool definition: its keys, their types and their descriptions (protocol sections 4 and 5).
 
 A definition is a *file* or a *stored row*. The linter validates files with `file_problems`. The parser of rows
-(`definition.py`) starts with `read_row`, which accepts more, because other programs write rows, too. The JSON Schema
-for editors (`config/tool.schema.json`) and tables in the documents also come from these classes.
+(`definition_parser.py`) starts with `read_row`, which accepts more, because other programs write rows, too. The JSON
+Schema for editors (`config/tool.schema.json`) and tables in the documents also come from these classes.
 
 Beside this module are the parts that it is made of: `declaration_types.py` (types of single values),
 `declaration_section.py` (the base class), `declaration_schema.py` (`parameters`) and `declaration_errors.py`.

@@ -105,7 +105,7 @@ NULL_IS_EMPTY_IN_ROWS = in_rows(lambda value: {} if value is None else value)
 IGNORED_IN_ROWS = in_rows(lambda _: None)
 
 TEXT_IN_ROWS = in_rows(lambda value: value if value is None else str(value))
-"""A value of another type becomes a text: `definition.py` names what would fit, or finds that it needs no value."""
+"""A value of another type becomes a text. `definition_parser.py` names what would fit, or needs no value."""
 
 TEXT_MESSAGE = ErrorMessage("must be a text that is not empty")
 OBJECT_MESSAGE = ErrorMessage("must be an object")

@@ -21,12 +21,8 @@ from openapi_tool.tools.arguments import is_identity
 from openapi_tool.tools.declaration import TIMEOUTS, file_problems
 from openapi_tool.tools.declaration_schema import MAX_SCHEMA_LEVELS
 from openapi_tool.tools.declaration_types import MAX_SUSPEND_S
-from openapi_tool.tools.definition import (
-    ToolDefinition,
-    parse_for_linter,
-    stored_record,
-    upstream_section,
-)
+from openapi_tool.tools.definition import ToolDefinition, stored_record, upstream_path
+from openapi_tool.tools.definition_parser import parse_for_linter
 from openapi_tool.tools.key_shapes import PREFIXED_KEY, looks_like_a_key, names_a_variable
 from openapi_tool.tools.placeholders import PLACEHOLDER, PLACEHOLDERS, is_template, texts_in
 from openapi_tool.tools.problems import Path, Problem
@@ -192,7 +188,7 @@ def _template_problems(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
             else:
                 message = f"has a brace too many or too few; write {{{meant}}}, with one brace on each side"
                 yield Problem(path, message)
-    section = upstream_section(object_at(document, "options"))
+    section = upstream_path(object_at(document, "options"))
     jina = object_at(document, *section)
     for path, text in texts_in({name: jina.get(name) for name in ("params", "defaults", "headers")}, section):
         if not set(PLACEHOLDERS).isdisjoint(PLACEHOLDER.findall(text)):
@@ -221,7 +217,7 @@ def _secret_problems(document: Mapping[str, JsonValue], limits: LintLimits) -> I
 
 
 def _time_problems(document: Mapping[str, JsonValue], limits: LintLimits) -> Iterator[Problem]:
-    section = upstream_section(object_at(document, "options"))
+    section = upstream_path(object_at(document, "options"))
     suspend = _number(document, _SUSPEND)
     wait_s = limits.executor.worker_timeout_s
     if suspend is not None and 0 < suspend < wait_s:

@@ -40,7 +40,8 @@ from openapi_tool.settings import Settings, SettingsError, load_settings
 from openapi_tool.tools.arguments import Arguments, ArgumentSources, OperatorEnvs, requested_cursor
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.deadlines import TimeLimits
-from openapi_tool.tools.definition import ToolDefinition, parse_definition
+from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.tools.definition_parser import parse_definition
 from openapi_tool.tools.exports import (
     DuplicateName,
     all_built_in,

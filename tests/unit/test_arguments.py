@@ -35,8 +35,7 @@ from openapi_tool.protocol.jsontext import object_at
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.telemetry.redact import MASK, Redactor
 from openapi_tool.testing import ToolResult
-from openapi_tool.tools import bounds, schema
-from openapi_tool.tools import definition as definition_bounds
+from openapi_tool.tools import bounds, definition_parser, schema
 from openapi_tool.tools.argument_names import fold, probably_meant
 from openapi_tool.tools.arguments import IDENTITY_ARGUMENTS, Arguments, ArgumentSources, OperatorEnvs
 from openapi_tool.tools.bounds import (
@@ -51,7 +50,8 @@ from openapi_tool.tools.bounds import (
     row_problems,
 )
 from openapi_tool.tools.catalogue import CATALOGUE
-from openapi_tool.tools.definition import ToolDefinition, parse_definition
+from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.tools.definition_parser import parse_definition
 from openapi_tool.tools.exports import registration
 from openapi_tool.tools.problems import MAX_PROBLEMS
 from openapi_tool.tools.schema import schema_problems
@@ -329,18 +329,18 @@ def test_forty_of_the_largest_tools_stay_within_the_cache_limits() -> None:
             schema_problems(found.schema, {"query": "x"})
     gc.collect()
     assert schema._compiled.currsize <= schema.MAX_CACHE_BYTES  # noqa: SLF001
-    assert resident_bytes() - before < schema.MAX_CACHE_BYTES + definition_bounds.MAX_CACHE_BYTES + 3 * SLACK_BYTES
+    assert resident_bytes() - before < schema.MAX_CACHE_BYTES + definition_parser.MAX_CACHE_BYTES + 3 * SLACK_BYTES
 
 
 @requirement("definition.bounds")
 def test_cache_of_definitions_is_limited_in_bytes() -> None:
-    results = definition_bounds._parse_cache  # noqa: SLF001
+    results = definition_parser._parse_cache  # noqa: SLF001
     for number in range(200):
         parse_definition(record(filled({"title": f"one of many {number}"})))
         with pytest.raises(ToolMisconfigured):
             parse_definition(record({"$ref": f"#{number}"}))
     cached = sum(memory_bytes(result.definition.schema) for result in results.values() if result.definition)
-    assert cached <= results.currsize <= definition_bounds.MAX_CACHE_BYTES
+    assert cached <= results.currsize <= definition_parser.MAX_CACHE_BYTES
     assert len(results) > 20
 
 

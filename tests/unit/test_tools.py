@@ -29,7 +29,7 @@ from openapi_tool.tools.declaration import (
     suspend_timeout,
 )
 from openapi_tool.tools.declaration_section import Section
-from openapi_tool.tools.definition import parse_definition, parse_for_linter
+from openapi_tool.tools.definition_parser import parse_definition, parse_for_linter
 from openapi_tool.tools.operations import OPERATIONS, READER, Operation
 from openapi_tool.tools.output import Item, ToolOutput, Usage
 from openapi_tool.tools.placeholders import PLACEHOLDERS, render
