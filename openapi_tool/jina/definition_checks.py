@@ -34,7 +34,7 @@ from openapi_tool.tools.arguments import (
 )
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition, upstream_path
-from openapi_tool.tools.lint import ARGS, PROPERTIES, LintLimits, lint_general, value_fits
+from openapi_tool.tools.lint import ARGS_PATH, PROPERTIES_PATH, LintLimits, lint_general, value_fits
 from openapi_tool.tools.placeholders import is_template, texts_in
 from openapi_tool.tools.problems import Path, Problem
 from openapi_tool.tools.result_request import request_problems
@@ -99,7 +99,7 @@ class _SampleCalls:
         self.endpoint = endpoint_of(definition)
         self.section = upstream_path(object_at(document, "options"))
         self.jina = object_at(document, *self.section)
-        self.shown = object_at(document, *PROPERTIES)
+        self.shown = object_at(document, *PROPERTIES_PATH)
         self.call = sample_call(usable_part(definition)[0], {})
         self.paginates = takes_cursor(definition)
 
@@ -108,8 +108,8 @@ class _SampleCalls:
         yield from self._operator_problems()
         for group in ("defaults", "fixed"):
             for name, value in getattr(self.definition, group).items():
-                yield from self._address_problems(name, (*ARGS, group, name), self.call.values.get(name))
-                yield from self._doubts(name, (*ARGS, group, name), value)
+                yield from self._address_problems(name, (*ARGS_PATH, group, name), self.call.values.get(name))
+                yield from self._doubts(name, (*ARGS_PATH, group, name), value)
         for name, value in self.definition.headers.items():
             yield from self._doubts(name, (*self.section, "headers", name), value)
         for name, value in self.definition.upstream_params.items():
@@ -118,7 +118,7 @@ class _SampleCalls:
             yield from self._doubts(name, path, value)
         for name, rule in self.shown.items():
             if not is_identity(name):
-                yield from self._argument_problems(name, as_object(rule), (*PROPERTIES, name))
+                yield from self._argument_problems(name, as_object(rule), (*PROPERTIES_PATH, name))
         yield from self._shown_and_fixed()
         if object_at(self.document, "parameters"):
             yield from self._open_schema()
@@ -149,7 +149,7 @@ class _SampleCalls:
         for problem in wrong:
             for group in ("fixed", "defaults"):
                 if problem.path[0] in getattr(self.definition, group):
-                    yield replace(problem, path=(*ARGS, group, *problem.path))
+                    yield replace(problem, path=(*ARGS_PATH, group, *problem.path))
                     break
 
     def _address_problems(self, name: str, path: Path, value: Any) -> Iterator[Problem]:
@@ -192,7 +192,7 @@ class _SampleCalls:
         """Return the problem of a name with what to do: another place for it, another tool, or a similar name."""
         name = str(problem.path[-1])
         parameter = self.endpoint.find(name)
-        if parameter and not parameter.model and problem.path[:2] == PROPERTIES:
+        if parameter and not parameter.model and problem.path[:2] == PROPERTIES_PATH:
             return replace(problem, message=f"{problem.message}; an operator may set it in options.jina.params")
         reason = REFUSED.get(fold(name))
         if reason:
@@ -297,7 +297,7 @@ class _SampleCalls:
             for other in shown:
                 if parameter and self.endpoint.find(other) is parameter:
                     yield Problem(
-                        (*ARGS, "fixed", name), f"a model is shown the same parameter as {other!r}; take one out"
+                        (*ARGS_PATH, "fixed", name), f"a model is shown the same parameter as {other!r}; take one out"
                     )
 
     def _open_schema(self) -> Iterator[Problem]:
@@ -308,7 +308,7 @@ class _SampleCalls:
         lacks_cursor = self.paginates and CURSOR not in self.shown
         if schema.get("additionalProperties") is False and lacks_cursor:
             message = f"lacks `{CURSOR}`, so a model sees only the beginning of a long page; declare it, as a text"
-            yield Problem(PROPERTIES, message, warning=True)
+            yield Problem(PROPERTIES_PATH, message, warning=True)
         if "additionalProperties" in schema:
             return
         message = "lacks `additionalProperties: false`, so a model may give what is not declared; add it"
@@ -327,7 +327,8 @@ class _SampleCalls:
         path = ("parameters", "required")
         if not shown:
             yield Problem(
-                PROPERTIES, f"lacks {wanted!r}, without which no call can work; declare it, or set it in options.args"
+                PROPERTIES_PATH,
+                f"lacks {wanted!r}, without which no call can work; declare it, or set it in options.args",
             )
         elif self.paginates and CURSOR in self.shown and shown[0] in required:
             message = f"names {shown[0]!r}, which is ignored beside a cursor; take it out of `required`"
