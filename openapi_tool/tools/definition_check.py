@@ -11,8 +11,9 @@ from typing import cast
 
 from openapi_tool.protocol.jsontext import JsonObject, JsonValue, as_object, object_at
 from openapi_tool.tools.bounds import row_problems
+from openapi_tool.tools.compiled_schema import schema_defect
 from openapi_tool.tools.problems import Path, Problem
-from openapi_tool.tools.schema import schema_defect, visible_schema
+from openapi_tool.tools.schema import visible_schema
 
 
 @dataclass(frozen=True, slots=True)

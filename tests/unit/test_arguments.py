@@ -35,7 +35,7 @@ from openapi_tool.protocol.jsontext import object_at
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.telemetry.redact import MASK, Redactor
 from openapi_tool.testing import ToolResult
-from openapi_tool.tools import bounds, definition_parser, schema
+from openapi_tool.tools import bounds, compiled_schema, definition_parser, schema
 from openapi_tool.tools.argument_names import fold, probably_meant
 from openapi_tool.tools.arguments import IDENTITY_ARGUMENTS, Arguments, ArgumentSources, OperatorEnvs
 from openapi_tool.tools.bounds import (
@@ -299,7 +299,7 @@ def measure(make: Callable[[int], dict[str, Any]], alive: list[Any]) -> tuple[fl
     gc.collect()
     before = resident_bytes()
     for text in texts:
-        compiled = schema._compile(json.loads(text), len(text))  # noqa: SLF001 - its estimate is tested
+        compiled = compiled_schema._compile(json.loads(text), len(text))  # noqa: SLF001 - its estimate is tested
         alive.append(compiled)
         compiled.validator.is_valid({f"p{m}": f"{m * 7919:b}" * 150 for m in range(20)})
     gc.collect()
@@ -328,8 +328,11 @@ def test_forty_of_the_largest_tools_stay_within_the_cache_limits() -> None:
             found = parse_definition(record(LARGEST[case](number)))
             schema_problems(found.schema, {"query": "x"})
     gc.collect()
-    assert schema._compiled.currsize <= schema.MAX_CACHE_BYTES  # noqa: SLF001
-    assert resident_bytes() - before < schema.MAX_CACHE_BYTES + definition_parser.MAX_CACHE_BYTES + 3 * SLACK_BYTES
+    assert compiled_schema._cache.currsize <= compiled_schema.MAX_CACHE_BYTES  # noqa: SLF001
+    assert (
+        resident_bytes() - before
+        < compiled_schema.MAX_CACHE_BYTES + definition_parser.MAX_CACHE_BYTES + 3 * SLACK_BYTES
+    )
 
 
 @requirement("definition.bounds")
@@ -785,13 +788,13 @@ def test_many_errors_of_many_arguments_are_not_all_collected(monkeypatch: pytest
     for _ in range(6):
         rule = {"allOf": [rule, rule]}
     located: list[int] = []
-    find = schema._located  # noqa: SLF001
+    find = schema._problems_of  # noqa: SLF001
 
     def counted(*given: Any) -> Any:
         located.append(1)
         return find(*given)
 
-    monkeypatch.setattr(schema, "_located", counted)
+    monkeypatch.setattr(schema, "_problems_of", counted)
     problems = schema_problems({"type": "object", "additionalProperties": rule}, {f"a{n}": n for n in range(218)})
     assert problems
     assert 0 < len(located) <= 3_000
