@@ -46,8 +46,8 @@ from openapi_tool.settings import Settings
 from openapi_tool.tools.deadlines import TimeLimits
 from openapi_tool.tools.definition import ToolDefinition, stored_record
 from openapi_tool.tools.definition_parser import parse_definition
-from openapi_tool.tools.exports import complete
 from openapi_tool.tools.result import ResultFields
+from openapi_tool.tools.stored_rows import complete
 from openapi_tool.tools.yaml_source import Source, read_source
 
 PROJECT, AGENT = "proj_test", "agent_test"

@@ -27,8 +27,10 @@ from openapi_tool.nats_records.shared_bucket import BUCKET, RESTRICT, STREAM
 from openapi_tool.nats_records.switches import SWITCHES_KEY, SWITCHES_REMEDY, change_switches, load_switches
 from openapi_tool.protocol.subjects import is_token
 from openapi_tool.state.port import AccessDenied
-from openapi_tool.tools import exports
 from openapi_tool.tools.catalogue import CATALOGUE
+from openapi_tool.tools.exports import FORMATS, specification
+from openapi_tool.tools.shown_tools import DuplicateName, all_built_in, defined, without_duplicates
+from openapi_tool.tools.stored_rows import as_yaml, registration
 from openapi_tool.tools.switches import ALL, MAX_SWITCHES, MAX_TEXT_CHARS, Switch, Switches, SwitchRecordInvalid
 from openapi_tool.tools.wording import counted, short
 
@@ -58,7 +60,7 @@ def disable(
     _change_switches(change, state)
     _show_change("disabled", switch, as_json=as_json)
     if switch.tool_name in CATALOGUE:
-        usual = exports.registration(CATALOGUE[switch.tool_name])["tool_name"]
+        usual = registration(CATALOGUE[switch.tool_name])["tool_name"]
         print_status(f"no built-in tool is registered as {switch.tool_name!r}, but as {usual!r}: is that one meant?")
 
 
@@ -194,7 +196,7 @@ def render(file: Path, *, project: str, as_json: bool) -> None:
     definition, *others = load_definitions([file])
     if others:
         fail(f"{file} holds {1 + len(others)} definitions; give a file with one", LINT_FAILED)
-    shown = exports.specification(exports.defined(definition.row, definition.parsed))
+    shown = specification(defined(definition.row, definition.parsed))
     stored = {"project_id": project, **definition.row}
     if as_json:
         subject = definition.row["target_subject"].replace("{project_id}", project)
@@ -202,7 +204,7 @@ def render(file: Path, *, project: str, as_json: bool) -> None:
         print_json({"stored": stored, "subject": subject, "built_in": built_in, "model_sees": shown})
         return
     print_line(f"# stored in project {project}, a {definition.parsed.built_in.name}")
-    sys.stdout.write(f"{exports.as_yaml(stored)}\n# a model sees\n{exports.as_yaml(shown)}")
+    sys.stdout.write(f"{as_yaml(stored)}\n# a model sees\n{as_yaml(shown)}")
 
 
 def export(files: list[Path] | None, *, form: ExportFormat, output_dir: Path | None) -> None:
@@ -212,21 +214,21 @@ def export(files: list[Path] | None, *, form: ExportFormat, output_dir: Path | N
     if files:
         definitions = load_definitions(files)
         rows = [definition.row for definition in definitions]
-        tools = [exports.defined(definition.row, definition.parsed) for definition in definitions]
+        tools = [defined(definition.row, definition.parsed) for definition in definitions]
     else:
-        rows = [*map(exports.registration, CATALOGUE.values())]
-        tools = exports.all_built_in()
+        rows = [*map(registration, CATALOGUE.values())]
+        tools = all_built_in()
     if form == "kernel" and output_dir is not None:
         _write_definitions(rows, output_dir)
         return
     if form == "kernel":
-        sys.stdout.write("---\n".join(exports.as_yaml(row) for row in rows))
+        sys.stdout.write("---\n".join(as_yaml(row) for row in rows))
         return
     try:
-        tools = exports.without_duplicates(tools)
-    except exports.DuplicateName as duplicate:
+        tools = without_duplicates(tools)
+    except DuplicateName as duplicate:
         fail(str(duplicate), LINT_FAILED)
-    print_json(exports.FORMATS[form](tools), indent=2)
+    print_json(FORMATS[form](tools), indent=2)
 
 
 def _write_definitions(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
@@ -238,7 +240,7 @@ def _write_definitions(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for name, row in zip(names, rows, strict=True):
             file = folder / f"{name}.yaml"
-            file.write_text(exports.as_yaml(row), encoding="utf-8")
+            file.write_text(as_yaml(row), encoding="utf-8")
             print_line(str(file))
     except OSError as error:
         why = "is a file, not a folder" if isinstance(error, FileExistsError) else error.strerror or error

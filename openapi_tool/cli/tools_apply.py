@@ -24,8 +24,8 @@ from openapi_tool.cli.tools_registry import (
 )
 from openapi_tool.protocol.subjects import subject_in_version
 from openapi_tool.telemetry.logs import printable_line
-from openapi_tool.tools.exports import as_yaml
 from openapi_tool.tools.registry import COLUMNS, RegistryError, RegistryUnreachable
+from openapi_tool.tools.stored_rows import as_yaml
 from openapi_tool.tools.wording import counted
 
 _MAX_CONCURRENT = 8

@@ -28,9 +28,9 @@ from openapi_tool.telemetry.logs import printable_json, printable_line
 from openapi_tool.telemetry.redact import MASK, Redactor
 from openapi_tool.tools.bounds import MAX_ROW_BYTES
 from openapi_tool.tools.definition import stored_record
-from openapi_tool.tools.exports import as_yaml
 from openapi_tool.tools.key_shapes import without_keys
 from openapi_tool.tools.registry import TOO_LARGE, NoSuchProject, RegistryError, RegistryUnreachable
+from openapi_tool.tools.stored_rows import as_yaml
 from openapi_tool.tools.wording import did_you_mean, short
 
 FAILED = 1

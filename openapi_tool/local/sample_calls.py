@@ -16,7 +16,7 @@ from openapi_tool.local.placed_call import VERSION, PlacedCall
 from openapi_tool.local.stack import AGENT, CALLS, DATABASE, PROJECT, EmbeddedStack
 from openapi_tool.protocol.subjects import subject_in_version
 from openapi_tool.tools.catalogue import CATALOGUE
-from openapi_tool.tools.exports import registration
+from openapi_tool.tools.stored_rows import registration
 
 _POLL_S = 0.01
 

@@ -52,10 +52,10 @@ from openapi_tool.tools.bounds import (
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.definition_parser import parse_definition
-from openapi_tool.tools.exports import registration
 from openapi_tool.tools.problems import MAX_PROBLEMS
 from openapi_tool.tools.schema import schema_problems
 from openapi_tool.tools.session_identities import SessionIdentities
+from openapi_tool.tools.stored_rows import registration
 from tests.answering import ToolsOverTransport, serving
 from tests.requirements import requirement
 from tests.support import definition, identity, resident_bytes, search_output, tool_call

@@ -31,12 +31,13 @@ from openapi_tool.testing import InProcessExecutor, ToolResult, recorded
 from openapi_tool.tools.arguments import Arguments, ArgumentSources, OperatorEnvs, requested_tokens
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition
-from openapi_tool.tools.exports import all_built_in, openai_functions
+from openapi_tool.tools.exports import openai_functions
 from openapi_tool.tools.frames import Part, framed
 from openapi_tool.tools.output import Item, ToolOutput, Usage
 from openapi_tool.tools.result import RenderedResult, success
 from openapi_tool.tools.schema import schema_problems
 from openapi_tool.tools.session_identities import SessionIdentities
+from openapi_tool.tools.shown_tools import all_built_in
 from openapi_tool.tools.tokens import estimate_tokens
 from openapi_tool.tools.truncation import ResultLimit, truncate
 from scripts import answers

@@ -580,7 +580,9 @@ from openapi_tool.state.port import Stored
 from openapi_tool.protocol.errors import BadRequest
 from openapi_tool.telemetry import metrics
 from openapi_tool.testing import InProcessExecutor
-from openapi_tool.tools.exports import all_built_in, registration, system_role
+from openapi_tool.tools.exports import system_role
+from openapi_tool.tools.shown_tools import all_built_in
+from openapi_tool.tools.stored_rows import registration
 from openapi_tool.tools.deadlines import Deadline
 from openapi_tool.tools.output import Item, ToolOutput
 
