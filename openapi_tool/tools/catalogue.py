@@ -1,6 +1,7 @@
-"""Declarations of the upstream's operations and of the built-in tools (tool-design section 1).
+"""The built-in tools, and the arguments that a model may give them (tool-design section 1).
 
-Schemas, exports, documents and egress rules derive from them. `options.jina.tool` of a definition names a tool.
+A definition names one of them in `options.jina.tool`, and so gets its schema and description. The classes of arguments
+only declare these schemas; a call's arguments are validated by JSON Schema (`schema.py`).
 """
 
 from __future__ import annotations
@@ -28,10 +29,8 @@ Address = Annotated[str, Field(min_length=1, max_length=16_000, pattern=_NOT_BLA
 Name = Annotated[str, Field(min_length=1)]
 
 _optional = partial(Field, None)
-"""Argument that a model may omit, but not set to null.
+"""Argument that a model may omit, but not set to null."""
 
-Its type need not allow None, as the classes below only declare schemas.
-"""
 _tokens = partial(_optional, ge=500, le=2_000_000)
 
 
@@ -133,9 +132,11 @@ class _ReadManyArguments(_ReadOptions):
 class BuiltInTool:
     """Built-in tool.
 
-    `name` is the canonical name, `api_name` the name in manifests. `purpose` is for the system role of a manifest.
-    `list_argument` is the argument with the items of a batch, None for a tool that takes one. `suspend_timeout_s` is
-    the recommended wait of a worker.
+    - `name`: the canonical name, such as `jina.read_many`. `api_name` is the name in manifests, such as `readPages`.
+    - `purpose`: what the tool is for, in the system role of a manifest.
+    - `arguments`: declares the arguments.
+    - `suspend_timeout_s`: how long the kernel's worker should wait for a result.
+    - `list_argument`: the argument with the items of a batch, such as `urls`; None for a tool that takes one item.
     """
 
     name: str
@@ -160,12 +161,14 @@ def _schema_json(arguments: type[BaseModel]) -> str:
     """Return the schema, own arguments before inherited ones. Cached: pydantic takes 5 ms."""
     schema = arguments.model_json_schema()
     rules = schema["properties"]
-    properties = {
-        name: {key: value for key, value in rules[name].items() if key not in ("title", "default")}
-        for name in dict.fromkeys((*arguments.__annotations__, *rules))
-    }
+    names = dict.fromkeys((*arguments.__annotations__, *rules))  # each once, own ones first
+    properties = {name: _without_pydantics_additions(rules[name]) for name in names}
     required = {"required": schema["required"]} if "required" in schema else {}
     return json.dumps({"type": "object", "additionalProperties": False, "properties": properties, **required})
+
+
+def _without_pydantics_additions(rule: JsonObject) -> JsonObject:
+    return {keyword: value for keyword, value in rule.items() if keyword not in ("title", "default")}
 
 
 class DuplicateTool(ValueError):
