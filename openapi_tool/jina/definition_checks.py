@@ -28,16 +28,14 @@ from openapi_tool.tools.arguments import (
     FIND,
     QUESTION,
     is_identity,
-    requested_cursor,
     takes_cursor,
-    tokens_problems,
 )
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition, upstream_path
 from openapi_tool.tools.lint import ARGS_PATH, PROPERTIES_PATH, LintLimits, lint_general, value_fits
 from openapi_tool.tools.placeholders import is_template, texts_in
 from openapi_tool.tools.problems import Path, Problem
-from openapi_tool.tools.result_request import request_problems
+from openapi_tool.tools.result_request import request_problems, requested_cursor, tokens_problems
 from openapi_tool.tools.schema import visible_schema
 from openapi_tool.tools.wording import any_of, did_you_mean
 from openapi_tool.tools.yaml_source import Source

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
-from openapi_tool.protocol.jsontext import JsonValue
+from openapi_tool.protocol.jsontext import JsonValue, whole_number
 from openapi_tool.tools.arguments import (
     CURSOR,
     FIND,
+    MAX_RESULT_TOKENS,
     QUESTION,
     Arguments,
     correction_error,
-    cursor_problems,
-    requested_cursor,
-    requested_tokens,
+    names_main_parameter,
     takes_cursor,
-    tokens_problems,
 )
-from openapi_tool.tools.definition import ToolDefinition
-from openapi_tool.tools.problems import Problem
+from openapi_tool.tools.declaration import MIN_RESULT_TOKENS
+from openapi_tool.tools.definition import ToolDefinition, unusable
+from openapi_tool.tools.problems import Problem, listed
 from openapi_tool.tools.text_search import SearchRequest, terms
 
 _MAX_CHARS = {FIND: 200, QUESTION: 500}
@@ -45,10 +45,13 @@ def result_request(definition: ToolDefinition, arguments: Arguments) -> ResultRe
     """
     cursor = requested_cursor(definition, arguments)
     max_tokens = requested_tokens(definition, arguments)
-    given = _search_arguments(definition, arguments)
-    if problems := list(_search_problems(given, cursor)):
+    searches = _search_arguments(definition, arguments)
+    problems = list(_search_problems(searches, cursor))
+    if problems:
         raise correction_error(list(map(str, problems)))
-    search = next((SearchRequest(name, str(text)) for name, text in given.items()), None)
+    search = None
+    for name, text in searches.items():  # there is one at most, else it is a problem
+        search = SearchRequest(name, str(text))
     return ResultRequest(cursor, max_tokens, search)
 
 
@@ -57,15 +60,70 @@ def request_problems(definition: ToolDefinition, arguments: Arguments) -> list[P
     cursor = arguments.values.get(CURSOR)
     has_cursor = cursor not in (None, "") and takes_cursor(definition)
     return [
-        *(cursor_problems(definition, arguments) if has_cursor else ()),
+        *(_cursor_problems(definition, arguments) if has_cursor else ()),
         *tokens_problems(arguments),
         *_search_problems(_search_arguments(definition, arguments), cursor if has_cursor else None),
     ]
 
 
+def requested_cursor(definition: ToolDefinition, arguments: Arguments) -> str | None:
+    """Return the cursor argument, None for a call without one. Raises BadRequest if it is combined with others.
+
+    A page address beside it is ignored if the definition requires one, since the model had to give it.
+    """
+    cursor = arguments.values.get(CURSOR)
+    if cursor in (None, "") or not takes_cursor(definition):
+        return None
+    problems = _cursor_problems(definition, arguments)
+    if problems:
+        raise correction_error(listed(list(map(str, problems))))
+    return str(cursor)
+
+
+def _cursor_problems(definition: ToolDefinition, arguments: Arguments) -> list[Problem]:
+    """Return why a call with a cursor cannot be answered."""
+    required = definition.schema.get("required")
+    needed = required if isinstance(required, list) else []
+    problems = []
+    if not isinstance(arguments.values[CURSOR], str):
+        problems.append(Problem((CURSOR,), "must be the text that an earlier result named"))
+    for name in sorted(arguments.by_model):
+        is_main = names_main_parameter(definition, name)
+        if is_main and name not in needed and arguments.values[name] is not None:
+            problems.append(Problem((name,), f"cannot be given together with {CURSOR}; give one of them"))
+    return problems
+
+
+def requested_tokens(definition: ToolDefinition, arguments: Arguments) -> int | None:
+    """Return the call's own limit of the tokens to show, None without one.
+
+    Raises BadRequest, or ToolMisconfigured if the definition sets it.
+    """
+    for problem in tokens_problems(arguments):
+        if MAX_RESULT_TOKENS in arguments.by_model:
+            raise correction_error([str(problem)])
+        group = "fixed" if MAX_RESULT_TOKENS in definition.fixed else "defaults"
+        raise unusable(definition.tool_name, [str(replace(problem, path=("options", "args", group, *problem.path)))])
+    return whole_number(arguments.values.get(MAX_RESULT_TOKENS))
+
+
+def tokens_problems(arguments: Arguments) -> list[Problem]:
+    """Return the problem of a call's own limit of the tokens to show."""
+    value = arguments.values.get(MAX_RESULT_TOKENS)
+    if value in (None, ""):
+        return []
+    tokens = whole_number(value)
+    if tokens is not None and tokens >= MIN_RESULT_TOKENS:
+        return []
+    return [Problem((MAX_RESULT_TOKENS,), f"must be an integer of at least {MIN_RESULT_TOKENS}")]
+
+
 def _search_arguments(definition: ToolDefinition, arguments: Arguments) -> dict[str, JsonValue]:
-    names = [name for name in _MAX_CHARS if name in arguments.by_model and takes_cursor(definition)]
-    return {name: value for name in names if (value := arguments.values[name]) not in (None, "")}
+    """Return `find` and `question`, as far as the model gave them."""
+    if not takes_cursor(definition):
+        return {}
+    given = {name: arguments.values[name] for name in _MAX_CHARS if name in arguments.by_model}
+    return {name: text for name, text in given.items() if text not in (None, "")}
 
 
 def _search_problems(given: Mapping[str, JsonValue], cursor: JsonValue) -> Iterator[Problem]:

@@ -37,7 +37,7 @@ from openapi_tool.options.tools import ToolOptions
 from openapi_tool.protocol.errors import ToolNotAvailable
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.settings import Settings, SettingsError, load_settings
-from openapi_tool.tools.arguments import Arguments, ArgumentSources, OperatorEnvs, requested_cursor
+from openapi_tool.tools.arguments import Arguments, ArgumentSources, OperatorEnvs
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.deadlines import TimeLimits
 from openapi_tool.tools.definition import ToolDefinition
@@ -45,6 +45,7 @@ from openapi_tool.tools.definition_parser import parse_definition
 from openapi_tool.tools.exports import openai_functions, system_role
 from openapi_tool.tools.policy import Authorizer, Denial, Hook, PlannedCall, Policy
 from openapi_tool.tools.registry import stored_row
+from openapi_tool.tools.result_request import requested_cursor
 from openapi_tool.tools.secret_variables import Secrets
 from openapi_tool.tools.session_identities import SessionIdentities
 from openapi_tool.tools.shown_tools import DuplicateName, all_built_in, defined, without_duplicates
