@@ -42,9 +42,10 @@ from openapi_tool.protocol.identity import CallIdentity
 from openapi_tool.protocol.records import Artifact
 from openapi_tool.protocol.result_objects import ErrorObject, UsageObject
 from openapi_tool.settings import Settings
-from openapi_tool.tools.definition import ToolDefinition, parse_definition, stored_record
-from openapi_tool.tools.exports import complete
+from openapi_tool.tools.definition import ToolDefinition, stored_record
+from openapi_tool.tools.definition_parser import parse_definition
 from openapi_tool.tools.result import ResultFields
+from openapi_tool.tools.stored_rows import complete
 from openapi_tool.tools.time_limits import TimeLimits
 from openapi_tool.tools.yaml_source import Source, read_source
 

@@ -38,8 +38,10 @@ from openapi_tool.telemetry.logs import (
 )
 from openapi_tool.telemetry.metrics import ALL, Described
 from openapi_tool.tools.catalogue import CATALOGUE, BuiltInTool
-from openapi_tool.tools.declaration import Args, Definition, Options, Schema, Section, Upstream, json_schema
-from openapi_tool.tools.exports import as_yaml, registration
+from openapi_tool.tools.declaration import Args, Definition, Options, Upstream, json_schema
+from openapi_tool.tools.declaration_schema import Schema
+from openapi_tool.tools.declaration_section import Section
+from openapi_tool.tools.stored_rows import as_yaml, registration
 from scripts.packages import PAGE as DEPENDENCIES
 from scripts.packages import dependencies_page
 from tests.requirements import REQUIREMENTS

@@ -32,7 +32,7 @@ from openapi_tool.quotas.permits import Permits
 from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.cursors import Cursors
 from openapi_tool.tools.deadlines import Deadline
-from openapi_tool.tools.definition import parse_definition
+from openapi_tool.tools.definition_parser import parse_definition
 from openapi_tool.tools.output import ToolOutput
 from openapi_tool.tools.result import RenderedResult, ResultFields, success
 from tests.support import SentByMock

@@ -61,7 +61,8 @@ from openapi_tool.protocol.records import (
 from openapi_tool.protocol.tracing import SpanContext
 from openapi_tool.protocol.v1r4 import V1r4
 from openapi_tool.tools.deadlines import Deadline
-from openapi_tool.tools.definition import ToolDefinition, parse_definition
+from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.tools.definition_parser import parse_definition
 from openapi_tool.tools.output import ToolOutput
 from openapi_tool.tools.secret_variables import Secret
 

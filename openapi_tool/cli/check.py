@@ -35,7 +35,7 @@ from openapi_tool.settings import SettingsError, load_settings
 from openapi_tool.settings.loading import ignored_variables
 from openapi_tool.settings.sources import settings_file
 from openapi_tool.telemetry.health import QUOTAS
-from openapi_tool.tools.catalogue import OPERATIONS
+from openapi_tool.tools.operations import OPERATIONS
 from openapi_tool.tools.registry import RegistryError
 from openapi_tool.tools.secret_variables import FILE_SUFFIX
 from openapi_tool.tools.wording import counted

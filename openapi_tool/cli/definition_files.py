@@ -23,10 +23,11 @@ from openapi_tool.jina.definition_checks import source_problems
 from openapi_tool.settings import Settings, load_settings
 from openapi_tool.settings.sources import settings_file
 from openapi_tool.telemetry.redact import MASK
-from openapi_tool.tools.definition import ToolDefinition, parse_definition, stored_record
-from openapi_tool.tools.exports import complete
+from openapi_tool.tools.definition import ToolDefinition, stored_record
+from openapi_tool.tools.definition_parser import parse_definition
 from openapi_tool.tools.key_shapes import PREFIXED_KEY
 from openapi_tool.tools.problems import Problem
+from openapi_tool.tools.stored_rows import complete
 from openapi_tool.tools.yaml_source import MAX_BYTES, Source, read_sources
 
 LINT_FAILED = 1

@@ -15,8 +15,8 @@ import httpx
 
 from openapi_tool import __version__
 from openapi_tool.jina.network_failures import network_cause
-from openapi_tool.tools.exports import as_yaml
 from openapi_tool.tools.registry import NoSuchProject, RegistryError, RegistryUnreachable, stored_row
+from openapi_tool.tools.stored_rows import as_yaml
 
 _TIMEOUT_S = 30.0
 _DEFAULT_PORTS = {"http": 80, "https": 443}

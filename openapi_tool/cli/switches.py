@@ -25,8 +25,8 @@ from openapi_tool.nats_records.shared_bucket import BUCKET, RESTRICT, STREAM
 from openapi_tool.nats_records.switches import SWITCHES_KEY, SWITCHES_REMEDY, change_switches, load_switches
 from openapi_tool.protocol.subjects import is_token
 from openapi_tool.state.port import AccessDenied
-from openapi_tool.tools import exports
 from openapi_tool.tools.catalogue import CATALOGUE
+from openapi_tool.tools.stored_rows import registration
 from openapi_tool.tools.switches import ALL, MAX_SWITCHES, MAX_TEXT_CHARS, Switch, Switches, SwitchRecordInvalid
 from openapi_tool.tools.wording import short
 
@@ -56,7 +56,7 @@ def disable(
     _change_switches(change, state)
     _show_change("disabled", switch, as_json=as_json)
     if switch.tool_name in CATALOGUE:
-        usual = exports.registration(CATALOGUE[switch.tool_name])["tool_name"]
+        usual = registration(CATALOGUE[switch.tool_name])["tool_name"]
         print_status(f"no built-in tool is registered as {switch.tool_name!r}, but as {usual!r}: is that one meant?")
 
 

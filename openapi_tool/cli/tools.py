@@ -15,8 +15,10 @@ from openapi_tool.cli.definition_files import LINT_FAILED, LocatedProblem, file_
 from openapi_tool.cli.options import ExportFormat
 from openapi_tool.cli.output import USAGE, fail, print_json, print_line, print_status
 from openapi_tool.cli.tables import cell, output
-from openapi_tool.tools import exports
 from openapi_tool.tools.catalogue import CATALOGUE
+from openapi_tool.tools.exports import FORMATS, specification
+from openapi_tool.tools.shown_tools import DuplicateName, all_built_in, defined, without_duplicates
+from openapi_tool.tools.stored_rows import as_yaml, registration
 from openapi_tool.tools.wording import counted
 
 _MAX_PROBLEMS_SHOWN = 1_000
@@ -52,7 +54,7 @@ def render(file: Path, *, project: str, as_json: bool) -> None:
     definition, *others = load_definitions([file])
     if others:
         fail(f"{file} holds {1 + len(others)} definitions; give a file with one", LINT_FAILED)
-    shown = exports.specification(exports.defined(definition.row, definition.parsed))
+    shown = specification(defined(definition.row, definition.parsed))
     stored = {"project_id": project, **definition.row}
     if as_json:
         subject = definition.row["target_subject"].replace("{project_id}", project)
@@ -60,7 +62,7 @@ def render(file: Path, *, project: str, as_json: bool) -> None:
         print_json({"stored": stored, "subject": subject, "built_in": built_in, "model_sees": shown})
         return
     print_line(f"# stored in project {project}, a {definition.parsed.built_in.name}")
-    sys.stdout.write(f"{exports.as_yaml(stored)}\n# a model sees\n{exports.as_yaml(shown)}")
+    sys.stdout.write(f"{as_yaml(stored)}\n# a model sees\n{as_yaml(shown)}")
 
 
 def export(files: list[Path] | None, *, form: ExportFormat, output_dir: Path | None) -> None:
@@ -70,21 +72,21 @@ def export(files: list[Path] | None, *, form: ExportFormat, output_dir: Path | N
     if files:
         definitions = load_definitions(files)
         rows = [definition.row for definition in definitions]
-        tools = [exports.defined(definition.row, definition.parsed) for definition in definitions]
+        tools = [defined(definition.row, definition.parsed) for definition in definitions]
     else:
-        rows = [*map(exports.registration, CATALOGUE.values())]
-        tools = exports.all_built_in()
+        rows = [*map(registration, CATALOGUE.values())]
+        tools = all_built_in()
+    if form == "kernel" and output_dir is not None:
+        _write_definitions(rows, output_dir)
+        return
     if form == "kernel":
-        if output_dir is None:
-            sys.stdout.write("---\n".join(exports.as_yaml(row) for row in rows))
-        else:
-            _write_definitions(rows, output_dir)
+        sys.stdout.write("---\n".join(as_yaml(row) for row in rows))
         return
     try:
-        tools = exports.without_duplicates(tools)
-    except exports.DuplicateName as duplicate:
+        tools = without_duplicates(tools)
+    except DuplicateName as duplicate:
         fail(str(duplicate), LINT_FAILED)
-    print_json(exports.FORMATS[form](tools), indent=2)
+    print_json(FORMATS[form](tools), indent=2)
 
 
 def _write_definitions(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
@@ -97,7 +99,7 @@ def _write_definitions(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for row in rows:
             file = folder / f"{row['tool_name']}.yaml"
-            file.write_text(exports.as_yaml(row), encoding="utf-8")
+            file.write_text(as_yaml(row), encoding="utf-8")
             print_line(str(file))
     except OSError as error:
         why = "is a file, not a folder" if isinstance(error, FileExistsError) else error.strerror or error

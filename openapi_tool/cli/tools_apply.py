@@ -20,8 +20,8 @@ from openapi_tool.cli.registry import FAILED, Registry, confirmed, run_with
 from openapi_tool.cli.tables import Rows, output
 from openapi_tool.protocol.subjects import subject_in_version
 from openapi_tool.telemetry.logs import printable_line
-from openapi_tool.tools.exports import as_yaml
 from openapi_tool.tools.registry import COLUMNS, RegistryError, RegistryUnreachable
+from openapi_tool.tools.stored_rows import as_yaml
 from openapi_tool.tools.wording import counted
 
 _MAX_CONCURRENT = 8  # requests: so that one command does not occupy the kernel's API

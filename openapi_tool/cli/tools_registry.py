@@ -21,9 +21,9 @@ from openapi_tool.protocol.jsontext import object_at
 from openapi_tool.settings import load_settings
 from openapi_tool.telemetry.logs import printable_json
 from openapi_tool.telemetry.redact import MASK, Redactor
-from openapi_tool.tools.exports import as_yaml
 from openapi_tool.tools.key_shapes import without_keys
 from openapi_tool.tools.registry import RegistryError
+from openapi_tool.tools.stored_rows import as_yaml
 from openapi_tool.tools.wording import did_you_mean, short
 
 _DESCRIPTION_CHARS = 60

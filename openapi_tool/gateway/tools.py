@@ -16,10 +16,12 @@ from openapi_tool.protocol.jsontext import JsonValue
 from openapi_tool.reloading import POLL_S, FileWatcher
 from openapi_tool.telemetry.recent_warnings import RECENT_WARNINGS
 from openapi_tool.tools.catalogue import CATALOGUE
-from openapi_tool.tools.definition import ToolDefinition, parse_definition, stored_record
-from openapi_tool.tools.exports import DuplicateName, ShownTool, complete, defined, registration, without_duplicates
+from openapi_tool.tools.definition import ToolDefinition, stored_record
+from openapi_tool.tools.definition_parser import parse_definition
 from openapi_tool.tools.lint import LintLimits
 from openapi_tool.tools.problems import listed
+from openapi_tool.tools.shown_tools import DuplicateName, ShownTool, defined, without_duplicates
+from openapi_tool.tools.stored_rows import complete, registration
 from openapi_tool.tools.tool_names import mangled
 from openapi_tool.tools.yaml_source import MAX_BYTES, read_sources
 

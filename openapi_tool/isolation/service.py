@@ -10,8 +10,9 @@ from openapi_tool.protocol.errors import ToolMisconfigured, ToolTimeout
 from openapi_tool.protocol.payload import Payload, pack
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.tools.argument_check import ArgumentCheck, CheckedArguments, check_arguments
-from openapi_tool.tools.definition import ToolDefinition, find_definition
+from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.definition_check import CheckedDefinition, check_definition
+from openapi_tool.tools.definition_parser import find_definition
 from openapi_tool.tools.inline_bounds import MAX_DEFINITION_BYTES, fits_inline, schema_size
 from openapi_tool.tools.wording import short
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from openapi_tool.jina.parameters import MIN_MAX_TOKENS
 from openapi_tool.jina.remarks import Offers
-from openapi_tool.tools.catalogue import SEARCH
+from openapi_tool.tools.operations import SEARCH
 
 _DEFAULT_COUNT = 10  # results of a search that gives no count; each ten cost the same
 

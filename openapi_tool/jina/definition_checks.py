@@ -28,16 +28,14 @@ from openapi_tool.tools.arguments import (
     FIND,
     QUESTION,
     is_identity,
-    requested_cursor,
     takes_cursor,
-    tokens_problems,
 )
 from openapi_tool.tools.catalogue import CATALOGUE
-from openapi_tool.tools.definition import ToolDefinition, upstream_section
-from openapi_tool.tools.lint import ARGS, PROPERTIES, LintLimits, lint_general, value_fits
+from openapi_tool.tools.definition import ToolDefinition, upstream_path
+from openapi_tool.tools.lint import ARGS_PATH, PROPERTIES_PATH, LintLimits, lint_general, value_fits
 from openapi_tool.tools.placeholders import is_template, texts_in
 from openapi_tool.tools.problems import Path, Problem
-from openapi_tool.tools.result_request import request_problems
+from openapi_tool.tools.result_request import request_problems, requested_cursor, tokens_problems
 from openapi_tool.tools.schema import visible_schema
 from openapi_tool.tools.wording import any_of, did_you_mean
 from openapi_tool.tools.yaml_source import Source
@@ -82,9 +80,10 @@ class _SampleCalls:
     - `document`: the file; `definition`: what was read of it.
     - `limits`, `rules`: those of the settings.
     - `built_in`, `endpoint`: the built-in tool and the endpoint that its calls use.
-    - `section`: path of the upstream's section in the file, which may have a legacy name; `jina` is that section.
+    - `upstream_path`: path of the upstream's section in the file, which may have a legacy name. `upstream` is that
+      section.
     - `shown`: schemas of the arguments that the model is shown, by name.
-    - `call`: a call with only the values that the definition sets.
+    - `bare_call`: a call with only the values that the definition sets.
     - `paginates`: whether the tool takes a cursor.
     """
 
@@ -97,10 +96,10 @@ class _SampleCalls:
         self.rules = rules
         self.built_in = definition.built_in
         self.endpoint = endpoint_of(definition)
-        self.section = upstream_section(object_at(document, "options"))
-        self.jina = object_at(document, *self.section)
-        self.shown = object_at(document, *PROPERTIES)
-        self.call = sample_call(usable_part(definition)[0], {})
+        self.upstream_path = upstream_path(object_at(document, "options"))
+        self.upstream = object_at(document, *self.upstream_path)
+        self.shown = object_at(document, *PROPERTIES_PATH)
+        self.bare_call = sample_call(usable_part(definition)[0], {})
         self.paginates = takes_cursor(definition)
 
     def problems(self) -> Iterator[Problem]:
@@ -108,30 +107,30 @@ class _SampleCalls:
         yield from self._operator_problems()
         for group in ("defaults", "fixed"):
             for name, value in getattr(self.definition, group).items():
-                yield from self._address_problems(name, (*ARGS, group, name), self.call.values.get(name))
-                yield from self._doubts(name, (*ARGS, group, name), value)
+                yield from self._address_problems(name, (*ARGS_PATH, group, name), self.bare_call.values.get(name))
+                yield from self._doubtful_texts(name, (*ARGS_PATH, group, name), value)
         for name, value in self.definition.headers.items():
-            yield from self._doubts(name, (*self.section, "headers", name), value)
+            yield from self._doubtful_texts(name, (*self.upstream_path, "headers", name), value)
         for name, value in self.definition.upstream_params.items():
             path = self._path_in_file(("options", "jina", "params", name))
             yield from self._address_problems(name, path, value)
-            yield from self._doubts(name, path, value)
+            yield from self._doubtful_texts(name, path, value)
         for name, rule in self.shown.items():
             if not is_identity(name):
-                yield from self._argument_problems(name, as_object(rule), (*PROPERTIES, name))
-        yield from self._shown_and_fixed()
+                yield from self._argument_problems(name, as_object(rule), (*PROPERTIES_PATH, name))
+        yield from self._same_parameter_problems()
         if object_at(self.document, "parameters"):
-            yield from self._open_schema()
-            yield from self._main_argument()
+            yield from self._open_schema_problems()
+            yield from self._main_argument_problems()
 
     def _operator_problems(self) -> Iterator[Problem]:
         """Yield the problems of headers, parameters and values that the operator set."""
-        for name in object_at(self.jina, "headers"):
+        for name in object_at(self.upstream, "headers"):
             if fold(name) in IGNORED_HEADERS:
                 message = "is ignored: the executor writes this header itself; take it out"
-                yield Problem((*self.section, "headers", name), message, warning=True)
-        values = {name: value for name, value in self.call.values.items() if name != self.built_in.list_argument}
-        found = examine_parameters(self.definition, replace(self.call, values=values))
+                yield Problem((*self.upstream_path, "headers", name), message, warning=True)
+        values = {name: value for name, value in self.bare_call.values.items() if name != self.built_in.list_argument}
+        found = examine_parameters(self.definition, replace(self.bare_call, values=values))
         unknown = [
             Problem(path, f"is no parameter of a {self.definition.operation.name} tool") for path in found.unknown
         ]
@@ -143,13 +142,13 @@ class _SampleCalls:
     def _value_problems(self) -> Iterator[Problem]:
         """Check values of `args` that are no parameters of the upstream."""
         name = self.built_in.list_argument
-        wrong = item_problems(self.definition, self.call, self.limits.tools.max_batch_items) if name else []
+        wrong = item_problems(self.definition, self.bare_call, self.limits.tools.max_batch_items) if name else []
         if not is_template_of_tokens(self.definition):
-            wrong += tokens_problems(self.call)
+            wrong += tokens_problems(self.bare_call)
         for problem in wrong:
             for group in ("fixed", "defaults"):
                 if problem.path[0] in getattr(self.definition, group):
-                    yield replace(problem, path=(*ARGS, group, *problem.path))
+                    yield replace(problem, path=(*ARGS_PATH, group, *problem.path))
                     break
 
     def _address_problems(self, name: str, path: Path, value: Any) -> Iterator[Problem]:
@@ -166,7 +165,7 @@ class _SampleCalls:
             except (BadRequest, TargetRefused) as refusal:
                 yield Problem(path, refusal.message.removeprefix("url: "))
 
-    def _doubts(self, name: str, path: Path, value: Any) -> Iterator[Problem]:
+    def _doubtful_texts(self, name: str, path: Path, value: Any) -> Iterator[Problem]:
         """Check texts that the upstream would not understand; a text with a placeholder is not known yet."""
         parameter = self.endpoint.find(name)
         if parameter is None or parameter.doubt is None:
@@ -185,36 +184,47 @@ class _SampleCalls:
         if path[:2] != ("options", "jina"):
             return path
         _, _, group, name = path
-        in_defaults = group == "params" and name not in object_at(self.jina, "params")
-        return (*self.section, "defaults" if in_defaults else group, name)
+        in_defaults = group == "params" and name not in object_at(self.upstream, "params")
+        return (*self.upstream_path, "defaults" if in_defaults else group, name)
 
     def _with_hint(self, problem: Problem) -> Problem:
         """Return the problem of a name with what to do: another place for it, another tool, or a similar name."""
+        return replace(problem, message=problem.message + self._hint(problem))
+
+    def _hint(self, problem: Problem) -> str:
         name = str(problem.path[-1])
         parameter = self.endpoint.find(name)
-        if parameter and not parameter.model and problem.path[:2] == PROPERTIES:
-            return replace(problem, message=f"{problem.message}; an operator may set it in options.jina.params")
+        if parameter and not parameter.model and problem.path[:2] == PROPERTIES_PATH:
+            return "; an operator may set it in options.jina.params"
         reason = REFUSED.get(fold(name))
         if reason:
-            says_reason = reason in problem.message
-            return problem if says_reason else replace(problem, message=f"{problem.message}: {reason}")
+            return "" if reason in problem.message else f": {reason}"
         if parameter:
-            return problem
-        entries = self.endpoint.parameters
-        if "headers" in problem.path:
-            without_x = self.endpoint.find(name[2:]) if name.lower().startswith("x-") else None
-            if without_x:
-                return replace(problem, message=f"{problem.message}; set {without_x.name!r} in options.jina.params")
-            known = [entry.header for entry in entries if entry.header]
-        else:
-            known = [*self.built_in.arguments.model_fields, *(entry.name for entry in entries)]
-        homes = [tool.name for tool in CATALOGUE.values() if name in tool.arguments.model_fields]
-        others = (f"a {other} tool" for other, endpoint in ENDPOINTS.items() if endpoint.find(name))
-        home = any_of(homes) if homes else next(others, None)
-        if home:
-            return replace(problem, message=f"{problem.message}; it is one of {home}")
-        hint = did_you_mean(name, known) or "; take it out"
-        return replace(problem, message=problem.message + hint)
+            return ""
+        is_header = "headers" in problem.path
+        without_x = self.endpoint.find(name[2:]) if is_header and name.lower().startswith("x-") else None
+        if without_x:
+            return f"; set {without_x.name!r} in options.jina.params"
+        other_tools = self._tools_that_take(name)
+        if other_tools:
+            return f"; it is one of {other_tools}"
+        return did_you_mean(name, self._known_headers() if is_header else self._known_names()) or "; take it out"
+
+    def _tools_that_take(self, name: str) -> str:
+        """Return other tools that take an argument or a parameter: `'jina.read'`, `a reader tool`; empty for none."""
+        tools = [tool.name for tool in CATALOGUE.values() if name in tool.arguments.model_fields]
+        if tools:
+            return any_of(tools)
+        for operation, endpoint in ENDPOINTS.items():
+            if endpoint.find(name):
+                return f"a {operation} tool"
+        return ""
+
+    def _known_headers(self) -> list[str]:
+        return [entry.header for entry in self.endpoint.parameters if entry.header]
+
+    def _known_names(self) -> list[str]:
+        return [*self.built_in.arguments.model_fields, *(entry.name for entry in self.endpoint.parameters)]
 
     def _upstream_time(self, parameters: Mapping[str, Any]) -> Iterator[Problem]:
         """Check the upstream's `timeout`, which applies to each of its stages."""
@@ -251,7 +261,7 @@ class _SampleCalls:
                     return
             if where[0] in ("default", "const", "enum"):
                 yield from self._address_problems(name, (*path, *where), values[0])
-                yield from self._doubts(name, (*path, *where), values[0])
+                yield from self._doubtful_texts(name, (*path, *where), values[0])
         if rule.get("type") == "string" and self._takes_numbers_only(name):
             message = "lets a model give words, and only a number fits; write `integer`"
             yield Problem((*path, "type"), message, warning=True)
@@ -288,7 +298,7 @@ class _SampleCalls:
             call = item_arguments(self.definition, call, "a")
         return examine_parameters(self.definition, call, suggest=False).model_problems
 
-    def _shown_and_fixed(self) -> Iterator[Problem]:
+    def _same_parameter_problems(self) -> Iterator[Problem]:
         """Check fixed values whose parameter a model is shown under another name."""
         derived = object_at(visible_schema(self.built_in.schema(), self.definition.hidden), "properties")
         shown = self.shown if object_at(self.document, "parameters") else derived
@@ -297,10 +307,10 @@ class _SampleCalls:
             for other in shown:
                 if parameter and self.endpoint.find(other) is parameter:
                     yield Problem(
-                        (*ARGS, "fixed", name), f"a model is shown the same parameter as {other!r}; take one out"
+                        (*ARGS_PATH, "fixed", name), f"a model is shown the same parameter as {other!r}; take one out"
                     )
 
-    def _open_schema(self) -> Iterator[Problem]:
+    def _open_schema_problems(self) -> Iterator[Problem]:
         """Check that the schema refuses arguments that it does not declare, and declares `cursor` if it does."""
         schema = object_at(self.document, "parameters")
         if schema.get("type") != "object":
@@ -308,7 +318,7 @@ class _SampleCalls:
         lacks_cursor = self.paginates and CURSOR not in self.shown
         if schema.get("additionalProperties") is False and lacks_cursor:
             message = f"lacks `{CURSOR}`, so a model sees only the beginning of a long page; declare it, as a text"
-            yield Problem(PROPERTIES, message, warning=True)
+            yield Problem(PROPERTIES_PATH, message, warning=True)
         if "additionalProperties" in schema:
             return
         message = "lacks `additionalProperties: false`, so a model may give what is not declared; add it"
@@ -316,18 +326,20 @@ class _SampleCalls:
             message += f", and declare `{CURSOR}`: a closed schema without it shows only the beginning of a long page"
         yield Problem(("parameters",), message, warning=True)
 
-    def _main_argument(self) -> Iterator[Problem]:
+    def _main_argument_problems(self) -> Iterator[Problem]:
         """Check that each call has a query or address: set by the definition, or required of the model."""
         wanted = self.built_in.list_argument or self.definition.operation.argument
-        given = any(self._is_parameter(name, wanted) for name in (*self.call.values, *self.definition.upstream_params))
+        set_by_definition = (*self.bare_call.values, *self.definition.upstream_params)
+        is_set = any(self._is_parameter(name, wanted) for name in set_by_definition)
         required = object_at(self.document, "parameters").get("required") or []
-        if given or not isinstance(required, list):
+        if is_set or not isinstance(required, list):
             return
         shown = [name for name in self.shown if self._is_parameter(name, wanted)]
         path = ("parameters", "required")
         if not shown:
             yield Problem(
-                PROPERTIES, f"lacks {wanted!r}, without which no call can work; declare it, or set it in options.args"
+                PROPERTIES_PATH,
+                f"lacks {wanted!r}, without which no call can work; declare it, or set it in options.args",
             )
         elif self.paginates and CURSOR in self.shown and shown[0] in required:
             message = f"names {shown[0]!r}, which is ignored beside a cursor; take it out of `required`"

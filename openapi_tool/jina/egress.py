@@ -14,7 +14,7 @@ import httpx
 
 from openapi_tool.files import MAX_CERTIFICATES_BYTES, read_regular_file
 from openapi_tool.jina.parameters import OUTGOING_HEADERS
-from openapi_tool.tools.catalogue import OPERATIONS
+from openapi_tool.tools.operations import OPERATIONS
 
 ALLOWED_HOSTS = frozenset(operation.host for operation in OPERATIONS)
 ALLOWED_HEADERS = OUTGOING_HEADERS | {

@@ -17,8 +17,8 @@ from openapi_tool.jina.parameters import MAX_TIMEOUT_S, MODEL_FORMATS, RECENCY, 
 from openapi_tool.jina.remarks import Offers
 from openapi_tool.jina.url_policy import UrlPolicy, checked_url
 from openapi_tool.tools.argument_names import fold
-from openapi_tool.tools.catalogue import READER, SEARCH, Operation
 from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.tools.operations import READER, SEARCH, Operation
 
 MARGIN_S = 3.0  # that a request may take beside its stages (`Timeouts`)
 RESERVE_S = 1.0  # of a call's remaining time, kept for the way of request and response

@@ -80,11 +80,13 @@ class Parameter:
     doubt: Callable[[str], str] | None = None
 
 
-MAX_TIMEOUT_S = 180  # of `timeout`, by the upstream
-MIN_MAX_TOKENS = 500  # of `maxTokens`, by the upstream
+# The upstream's limits of `timeout`, of `maxTokens` (and `tokenBudget`), and of `cacheTolerance`.
+MAX_TIMEOUT_S = 180
+MIN_MAX_TOKENS = 500
 _MAX_TOKENS = 2_000_000
-_MAX_PDF_PAGE = 100_000
 _WEEK_S = 7 * 24 * 3600
+
+_MAX_PDF_PAGE = 100_000
 _ENGINES = ("auto", "browser", "curl", "direct", "cf-browser-rendering", "vlm", "readerlm-v2")
 
 
@@ -92,10 +94,12 @@ def _with_header(
     name: str, convert: Convert, *aliases: str, model: bool = False, header_only: bool = False, lenient: bool = False
 ) -> Parameter:
     """Return a parameter with its header: `X-Target-Selector` for `targetSelector`, `X-Md-Hr` for `markdown.hr`."""
+    # A dash before each upper-case letter: `target-Selector`
     words = "".join(f"-{char}" if char.isupper() else char for char in name.replace("markdown.", "md-"))
     return Parameter(name, convert, f"X-{words.title()}", aliases, model, header_only=header_only, lenient=lenient)
 
 
+# How pages are read. A search has these parameters, too, as it can return the pages of its results.
 _PAGE: tuple[Parameter, ...] = (
     _with_header("targetSelector", text_or_list, model=True),
     _with_header("waitForSelector", text_or_list, model=True),
@@ -171,9 +175,9 @@ ALL = (*SEARCH_PARAMETERS, *READER_PARAMETERS)
 
 
 WITH_CONTENT = Parameter("respondWith", content_or_none, model=True)
-"""The argument `with_content`. It sets the same parameter as `format`, and a table has each parameter once.
+"""The argument `with_content`. It sets the same parameter as `format`.
 
-So it is in `Endpoint.own`, as is RECENCY.
+A table has each parameter once, so this one, like RECENCY, is not in a table but in `Endpoint.own`.
 """
 
 RECENCY = Parameter("after", after_period, model=True, separator=" ", merge=max)
@@ -182,36 +186,28 @@ RECENCY = Parameter("after", after_period, model=True, separator=" ", merge=max)
 MODEL_FORMATS = ("content", "markdown", "text", "html")
 """Values of `respondWith` that a model may use."""
 
+_NAMES_BY_REASON: Mapping[str, str] = {
+    "it sends pages and keys through a foreign proxy; use proxy, a country of the upstream's own": (
+        "proxyUrl X-Proxy-Url"
+    ),
+    "it could log in at a page; only public pages are read": "setCookies X-Set-Cookie cookie customHeader",
+    "it pretends to be another client; to reach pages that refuse, set engine to `browser` or proxy to a country": (
+        "referer X-Referer userAgent X-User-Agent X-Forwarded-For"
+    ),
+    "it runs code in the page; use target_selector, remove_selector or wait_for_selector": (
+        "injectPageScript injectFrameScript"
+    ),
+    "it uploads content; give the page's address as url": "html pdf file",
+    "it lets the upstream run a model, at its price; let the model that calls the tool read the text": (
+        "instruction jsonSchema"
+    ),
+    "no key stands in a definition; name its variable in options.jina.auth_env or options.envs.api_key": (
+        "authorization token _token api_key"
+    ),
+}
+
 REFUSED: Mapping[str, str] = {
-    fold(name): reason
-    for names, reason in (
-        (
-            "proxyUrl X-Proxy-Url",
-            "it sends pages and keys through a foreign proxy; use proxy, a country of the upstream's own",
-        ),
-        ("setCookies X-Set-Cookie cookie customHeader", "it could log in at a page; only public pages are read"),
-        (
-            "referer X-Referer userAgent X-User-Agent X-Forwarded-For",
-            (
-                "it pretends to be another client; to reach pages that refuse, set engine to `browser` or proxy to a "
-                "country"
-            ),
-        ),
-        (
-            "injectPageScript injectFrameScript",
-            "it runs code in the page; use target_selector, remove_selector or wait_for_selector",
-        ),
-        ("html pdf file", "it uploads content; give the page's address as url"),
-        (
-            "instruction jsonSchema",
-            "it lets the upstream run a model, at its price; let the model that calls the tool read the text",
-        ),
-        (
-            "authorization token _token api_key",
-            "no key stands in a definition; name its variable in options.jina.auth_env or options.envs.api_key",
-        ),
-    )
-    for name in names.split()
+    fold(name): reason for reason, names in _NAMES_BY_REASON.items() for name in names.split()
 }
 """Parameters that are never sent, by their folded names: why, and what to do instead (jina-api 6.3)."""
 
@@ -233,12 +229,15 @@ def by_name(parameters: tuple[Parameter, ...]) -> Mapping[str, Parameter]:
 OUTGOING_HEADERS = frozenset(parameter.header.lower() for parameter in ALL if parameter.header is not None)
 """Headers of parameters, which may leave (`egress.py`)."""
 
-_LISTS = {tool.list_argument for tool in CATALOGUE.values() if tool.list_argument}
-_DOCUMENTED = REFUSED.keys() | _LISTS | by_name(ALL).keys()
+_BATCH_LISTS = {tool.list_argument for tool in CATALOGUE.values() if tool.list_argument}
+_DOCUMENTED = REFUSED.keys() | _BATCH_LISTS | by_name(ALL).keys()
 """Folded names of all parameters, and of the lists of a batch."""
 
 OWN_FIELD = "tenant"
-"""Prefix, folded, of members of the body that are the operator's own; no parameter of the upstream has it."""
+"""Prefix, folded, of members of the body that are the operator's own, such as `tenant_token`.
+
+No parameter of the upstream has it.
+"""
 
 
 def is_documented(name: str) -> bool:

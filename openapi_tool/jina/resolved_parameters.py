@@ -39,8 +39,10 @@ IGNORED_HEADERS = frozenset(fold(name) for name in ("Accept", "Accept-Encoding",
 """Headers of a definition that are not sent, since `request.py` writes them itself."""
 
 _TIMEOUT = "timeout"
+
 _CURSOR = re.compile(r"[A-Za-z0-9_-]{40,60}=?")
 """What a cursor looks like; no address does."""
+
 _NEEDS_WHOLE_PAGE = frozenset({"removeSelector", "withIframe", "withShadowDom"})
 """Parameters without effect in the default format, which is only the main content of a page (jina-api section 9)."""
 
@@ -140,8 +142,9 @@ def under_url_policy(resolved: ResolvedParameters, definition: ToolDefinition, r
 def changed_arguments(definition: ToolDefinition, given: ResolvedParameters, sent: ResolvedParameters) -> set[str]:
     """Return the model's argument that has the query or address, if that is not sent as it was given; else nothing."""
     name = endpoint_of(definition).operation.main_parameter
-    is_by_model = given.main_parameter_option is None
-    if not is_by_model or given.parameters.get(name) == sent.parameters.get(name):
+    is_of_operator = given.main_parameter_option is not None
+    is_unchanged = given.parameters.get(name) == sent.parameters.get(name)
+    if is_of_operator or is_unchanged:
         return set()
     return {definition.built_in.list_argument or given.names.get(name, name)}
 
@@ -166,6 +169,9 @@ def with_token_limit(resolved: ResolvedParameters, default: int) -> ResolvedPara
 class ParameterResolver:
     """Resolves the parameters of one call, one source after the other, and collects what is wrong.
 
+    The caller *takes* each header, option and argument, in the order in which a later one overrides an earlier one, and
+    then calls `finish`. `endpoint.own` are arguments that are found there by name, not in the table of parameters.
+
     - `parameters`: the values so far.
     - `model_problems`, `operator_problems`: mistakes for which the call is refused.
     - `unknown`: paths of the operator's options that the upstream does not know. They are left out.
@@ -183,7 +189,7 @@ class ParameterResolver:
         self._endpoint = endpoint_of(definition)
         self._suggest = suggest
         self._first_arguments: dict[str, str] = {}  # the model's first argument for each parameter, to find a second
-        self._names: dict[str, str] = {}  # `ResolvedParameters.names`
+        self._names: dict[str, str] = {}  # the model's argument that set each parameter (`ResolvedParameters.names`)
         self._main_parameter_option: Path | None = None
         self._timeout_s: float | None = None
 
@@ -214,7 +220,7 @@ class ParameterResolver:
     def take_argument(self, name: str, value: Any, *, by_model: bool) -> None:
         """Take an argument of the call; without `by_model` it is a default or fixed value of the operator."""
         path = (name,) if by_model else self._option_of(name)
-        own = self._endpoint.own.get(fold(name))
+        own = self._endpoint.own.get(fold(name))  # `recency`, `with_content`
         if fold(name) == _TIMEOUT:
             self._set_timeout(value, path, by_model=by_model)
         elif name == MAX_RESULT_TOKENS:

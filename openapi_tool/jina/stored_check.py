@@ -30,19 +30,20 @@ from openapi_tool.protocol.command import AFTER_EXECUTION
 from openapi_tool.protocol.errors import ToolMisconfigured
 from openapi_tool.protocol.jsontext import object_at
 from openapi_tool.protocol.records import DefinitionRecord
+from openapi_tool.tools.argument_check import default_problems
 from openapi_tool.tools.arguments import (
     API_KEY,
     Arguments,
     OperatorEnvs,
     SecretSource,
     api_key,
-    default_problems,
-    requested_tokens,
 )
 from openapi_tool.tools.declaration import suspend_timeout
-from openapi_tool.tools.definition import ToolDefinition, parse_definition
+from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.tools.definition_parser import parse_definition
 from openapi_tool.tools.placeholders import is_template
 from openapi_tool.tools.problems import Problem
+from openapi_tool.tools.result_request import requested_tokens
 from openapi_tool.tools.wording import short
 
 
@@ -84,7 +85,7 @@ class StoredCheck:
             return NO_SECRET if variable == definition.auth_env else self.secret(variable)
 
         try:
-            _, variable, _ = api_key(envs, definition, secret)
+            variable = api_key(envs, definition, secret).variable
         except ToolMisconfigured:
             return envs[API_KEY]  # set, but unusable: `_problems` reports it
         return variable
@@ -98,7 +99,7 @@ class StoredCheck:
         yield from problems
         values = usable.defaults.items()
         used = {name: value for name, value in values if name not in usable.fixed and not is_template(value)}
-        yield from default_problems(definition, used)
+        yield from default_problems(object_at(definition.schema, "properties"), used)
         call = sample_call(usable, {})
         yield from _set_tokens_problems(usable, call)
         yield from problems_of_step(lambda: self._resolve(definition, call))

@@ -17,7 +17,7 @@ from openapi_tool.local.sample_arguments import SAMPLE_CALLS
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.subjects import subject_in_version
 from openapi_tool.tools.catalogue import CATALOGUE
-from openapi_tool.tools.exports import registration
+from openapi_tool.tools.stored_rows import registration
 
 PROJECT, AGENT, DATABASE = "proj_demo", "agent_demo", "demo"
 _POLL_S = 0.01

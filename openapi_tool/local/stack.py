@@ -28,7 +28,7 @@ from openapi_tool.local.placed_call import VERSION
 from openapi_tool.local.postgres_server import PostgresServer, reachable_by_all
 from openapi_tool.local.recordings import RECORDED_HOSTS
 from openapi_tool.local.servers import EmbeddedServer, NatsServer, ServerProcess
-from openapi_tool.tools.catalogue import OPERATIONS
+from openapi_tool.tools.operations import OPERATIONS
 
 _ADMIN_TIMEOUT_S = 10.0
 

@@ -1,4 +1,7 @@
-"""Section `budgets` of the settings: how many upstream requests and tokens callers may use."""
+"""Section `budgets` of the settings: how many upstream requests and tokens callers may use.
+
+A budget is a number of requests or tokens for a *scope*, such as an agent on one day.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from pydantic.dataclasses import dataclass as validated
 from openapi_tool.options.section import TERABYTE, Options
 
 SCOPES = ("session", "agent_day", "project_day", "project_month")
-"""What a budget is for, narrowest first: a session, an agent on one day, or a project on one day or in one month."""
+"""Scopes of budgets, narrowest first: a session, an agent on one day, or a project on one day or in one month."""
 
 BUDGETS = tuple(f"{scope}_{kind}" for scope in SCOPES for kind in ("requests", "tokens"))
 """Names of all budgets, such as `agent_day_requests`."""
@@ -80,8 +83,8 @@ class BudgetOptions(BudgetLimits):
         own = self.projects.get(project_id)
         if own is None:
             return self
-        found = {}
+        budgets = {}
         for name in BUDGETS:
-            budget = getattr(own, name)
-            found[name] = getattr(self, name) if budget is None else budget
-        return BudgetLimits(**found)
+            own_budget = getattr(own, name)
+            budgets[name] = getattr(self, name) if own_budget is None else own_budget
+        return BudgetLimits(**budgets)

@@ -1,4 +1,8 @@
-"""Section `executor` of the settings: how many calls run at the same time, and how long the steps around them take."""
+"""Section `executor` of the settings: how many calls run at the same time, and how long the steps around them take.
+
+A call runs in a *slot*. It is *paused*, and needs no slot, while it waits for a permit or a retry. A *worker* is the
+kernel's process that waits for the result. A *drain* is the end of the process after SIGTERM (`shutdown.py`).
+"""
 
 from __future__ import annotations
 
@@ -55,12 +59,12 @@ class ExecutorOptions(Options):
 
     @property
     def hand_back_s(self) -> float:
-        """Last seconds of a drain (`shutdown.py`): calls are cancelled at their begin, and commands handed back."""
+        """The last seconds of a drain. When they begin, calls are cancelled, and their commands are handed back."""
         return min(_MAX_HAND_BACK_S, self.drain_timeout_s / 2)
 
     @property
     def commit_grace_s(self) -> float:
-        """First part of `hand_back_s`, in which a cancelled call that has a result may commit and announce it."""
+        """The first part of `hand_back_s`: a cancelled call that has a result may commit and announce it."""
         return self.hand_back_s / 3
 
     @model_validator(mode="after")

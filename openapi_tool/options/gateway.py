@@ -1,4 +1,4 @@
-"""Section `gateway` of the settings: the doors without a kernel."""
+"""Section `gateway` of the settings: the HTTP server, which runs calls without a kernel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from openapi_tool.options.oauth import OauthOptions
 from openapi_tool.options.section import CallSeconds, HostNames, Options, Seconds, split
 from openapi_tool.urls import checked_address
 
-# A scheme, a host (name, IPv4 address or IPv6 address in brackets), and perhaps a port.
+# A scheme, a host (name, IPv4 address or IPv6 address in brackets), and perhaps a port: `https://chat.example.org:8443`.
 _ORIGIN = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 
 

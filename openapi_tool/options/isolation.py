@@ -1,4 +1,4 @@
-"""Section `isolation` of the settings."""
+"""Section `isolation` of the settings: the worker processes of this program (`isolation/`)."""
 
 from __future__ import annotations
 

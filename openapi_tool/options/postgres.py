@@ -12,6 +12,7 @@ from openapi_tool.options.section import Options, Seconds
 from openapi_tool.tools.secret_variables import Secret
 
 DSN_SETTING = "postgres.dsn (PG_DSN)"
+"""The setting and its variable, as messages name them."""
 
 
 @validated(frozen=True)
@@ -45,10 +46,11 @@ class PostgresOptions(Options):
 
 @validated(frozen=True)
 class PoolOptions:
-    """What a connection pool needs: the database, and the `version` of the kernel that its tables are of.
+    """What a connection pool needs.
 
-    With `inspect_on_connect`, a database in which calls cannot be committed is refused. Commands that only read do not
-    need that.
+    - `version`: the version of the kernel's protocol, on which the tables depend, such as `v1r4`.
+    - `inspect_on_connect`: refuse a database in which calls cannot be committed. Commands that only read do not need
+      that.
     """
 
     version: str

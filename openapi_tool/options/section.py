@@ -20,13 +20,15 @@ VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 """Name of an environment variable."""
 
 TERABYTE = 1_000_000_000_000
+"""Upper bound of sizes and counts that need one, but no particular one."""
+
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 """Time limit or interval of at most one day."""
 
 CallSeconds = Annotated[float, Field(ge=1, le=86_400)]
 """Time limit of a call: in less than one second, hardly any call could get a response."""
 
-_UNUSABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters, and halves of UTF-16 pairs
+_UNUSABLE_CHAR = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters, and halves of UTF-16 pairs
 _MAX_CHARS = 16_000  # of a text; no setting needs more
 _HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")  # a name, an IPv4 address, or an IPv6 address in brackets
 
@@ -49,10 +51,11 @@ def check_one_line(value: Any) -> Any:
     Raises ValueError if a text in it has more than 16,000 characters, a control character or invalid UTF-8: drivers
     would send such texts, or show them in an error.
     """
-    value = value.strip() if isinstance(value, str) else value
+    if isinstance(value, str):
+        value = value.strip()
     if any(len(text) > _MAX_CHARS for text in _texts(value)):
         raise ValueError(f"is longer than {_MAX_CHARS} characters")
-    if any(map(_UNUSABLE.search, _texts(value))):
+    if any(map(_UNUSABLE_CHAR.search, _texts(value))):
         raise ValueError("contains a line break, another control character or invalid UTF-8; remove it")
     return value
 

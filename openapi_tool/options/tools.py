@@ -1,4 +1,4 @@
-"""Section `tools` of the settings, without the secrets of tools (`tools/secret_variables.py`)."""
+"""Section `tools` of the settings: limits of calls. The secrets of tools are in `tools/secret_variables.py`."""
 
 from __future__ import annotations
 

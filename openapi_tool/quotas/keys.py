@@ -24,7 +24,7 @@ from openapi_tool.state.change import change as change_record
 from openapi_tool.state.port import Records, Stored
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.recent_warnings import RECENT_WARNINGS
-from openapi_tool.tools.catalogue import OPERATIONS
+from openapi_tool.tools.operations import OPERATIONS
 from openapi_tool.tools.secret_variables import Secrets
 
 log = logging.getLogger(__name__)

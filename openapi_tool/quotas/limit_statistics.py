@@ -10,7 +10,7 @@ from openapi_tool.quotas.key_limit import KeyLimit
 from openapi_tool.quotas.keys import Keys
 from openapi_tool.quotas.options import LimitOptions
 from openapi_tool.quotas.rates import Rates, rates_of
-from openapi_tool.tools.catalogue import OPERATIONS
+from openapi_tool.tools.operations import OPERATIONS
 
 _MAX_PROJECTS = 20  # that wait for a key
 _MAX_CONFIGURED = 50  # keys with limits of their own

@@ -23,7 +23,7 @@ from openapi_tool.quotas.permits import Permit, PermitRequest
 from openapi_tool.quotas.rates import operation_of, rates_of
 from openapi_tool.state.port import ALL_RECORDS, Records, Stored
 from openapi_tool.telemetry import metrics
-from openapi_tool.tools.catalogue import OPERATIONS
+from openapi_tool.tools.operations import OPERATIONS
 
 # A call is refused at once if its expected wait is longer than `max_wait_share` allows. The expected wait is a lower
 # bound: so a call that is not refused waits for up to 1.5 times as long as that share.

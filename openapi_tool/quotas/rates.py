@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from openapi_tool.quotas.options import LimitOptions
-from openapi_tool.tools.catalogue import OPERATIONS, Operation
+from openapi_tool.tools.operations import OPERATIONS, Operation
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import resource
 from openapi_tool.settings import Settings
 from openapi_tool.settings.model import with_values
 from openapi_tool.telemetry.health_server import MAX_CONNECTIONS
-from openapi_tool.tools.catalogue import OPERATIONS
+from openapi_tool.tools.operations import OPERATIONS
 
 _HOSTS = len({operation.host for operation in OPERATIONS})
 """Each host has idle connections of its own, up to `egress.max_connections`."""

@@ -28,7 +28,7 @@ from openapi_tool.quotas.limiter import Limiter
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.snapshots import Snapshots
 from openapi_tool.telemetry.spans import WireTracer, shut_down
-from openapi_tool.tools.catalogue import OPERATIONS
+from openapi_tool.tools.operations import OPERATIONS
 
 if TYPE_CHECKING:
     from openapi_tool.telemetry.otlp import ExportingTracer

@@ -1,4 +1,8 @@
-"""Validation and repair of the arguments that a model gave (protocol section 5). Pure: a worker process may run it."""
+"""Validation and repair of the arguments that a model gave (protocol section 5).
+
+Models often give a value in a wrong form, such as the text `"3"` for a number. Such a value is *repaired* if its rule,
+the schema of the argument, leaves no doubt what is meant. Pure functions, so that a worker process can run them.
+"""
 
 from __future__ import annotations
 
@@ -15,24 +19,32 @@ from openapi_tool.tools.schema import fits, schema_problems
 _INTEGER = re.compile(r"-?[0-9]{1,12}")
 _NUMBER = re.compile(r"-?[0-9]{1,12}(?:\.[0-9]{1,12})?")
 _BOOLEANS = {"true": True, "false": False}
-# Longest text to parse as a list. `protocol/cards.py` limits the values of a call, but counts a text as one value.
 _MAX_LIST_CHARS = 20_000
+"""Longest text to parse as a list. `protocol/cards.py` limits the values of a call, but counts a text as one value."""
+
 _LIST_STARTS = ('["', "['")
-_SEPARATORS = re.compile(r"[\s,;]+")
+_SEPARATORS = re.compile(r"[\s,;]+")  # between the items of a list in a text
+
+# Possessive quantifiers (`++`), so that a text that does not match takes linear time.
 _HOST_LABEL = r"[^\s.,;/?#:@\[\]\"'|()]++"
 _HOST_NAME = rf"{_HOST_LABEL}(?:\.{_HOST_LABEL})++\.?"
+# `example.com`, `https://example.com/docs`, `site:example.com`
 _SITE = re.compile(rf"(?:site:)?(?:https?://)?{_HOST_NAME}(?:/[^\s,;]*+)?", re.IGNORECASE)
+# `example.com/page?a=1`, `https://example.com:8080`
 _ADDRESS = re.compile(rf"(?:https?://)?{_HOST_NAME}(?::[0-9]++)?(?:[/?#]\S*+)?", re.IGNORECASE)
 _ITEM_MATCHERS = {"urls": _ADDRESS.fullmatch, "site": _SITE.fullmatch, "exclude_sites": _SITE.fullmatch}
 """Match one item of these list arguments; it contains no blank, so that a text can be split into several."""
-_TWO_ADDRESSES = re.compile(r"[\s,;]https?://", re.IGNORECASE)
+
+# The beginning of a second address, as in `https://a.example,https://b.example`.
+_SECOND_ADDRESS = re.compile(r"[\s,;]https?://", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class ArgumentCheck:
     """Arguments to validate: those of the model (`given`) and the definition's defaults for the others.
 
-    `schema` is what the model sees, `rules` are the definition's own for the defaults.
+    - `schema`: what the model sees.
+    - `rules`: the definition's own schemas of the arguments in `defaults`, by name.
     """
 
     schema: Mapping[str, JsonValue]
@@ -82,10 +94,11 @@ def check_arguments(check: ArgumentCheck) -> CheckedArguments:
     problems = schema_problems(schema, checked)
     if not problems:
         return CheckedArguments()
-    if repairs := repaired(schema, given):
-        merged = {**checked, **repairs}
+    repairs = repaired(schema, given)
+    if repairs:
         omitted = {name for name, value in repairs.items() if value is None}
-        problems = schema_problems(schema, {name: merged[name] for name in merged if name not in omitted})
+        merged = {name: value for name, value in {**checked, **repairs}.items() if name not in omitted}
+        problems = schema_problems(schema, merged)
         if not problems:
             return CheckedArguments(repairs)
     return CheckedArguments({}, tuple(problems), tuple(default_problems(check.rules, check.defaults)))
@@ -94,15 +107,17 @@ def check_arguments(check: ArgumentCheck) -> CheckedArguments:
 def default_problems(rules: Mapping[str, JsonValue], defaults: Mapping[str, JsonValue]) -> list[str]:
     """Return how defaults violate the definition's own `rules` by name."""
     declared = {name: rules[name] for name in defaults if name in rules}
+    if not declared:
+        return []
     problems = schema_problems({"properties": declared}, {name: defaults[name] for name in declared})
-    return [f"options.args.defaults.{problem}" for problem in problems] if declared else []
+    return [f"options.args.defaults.{problem}" for problem in problems]
 
 
 def repaired(schema: Mapping[str, JsonValue], given: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
     """Return, by name, the repaired values of arguments that violate their rule in the schema.
 
-    An empty optional argument becomes None: omitted. If every interpretation of a value violates the rule, too, return
-    the first one, so that the error is about the number and not about its quotes.
+    An empty optional argument becomes None: omitted. If every interpretation of a value violates the rule, too, the
+    value becomes the first interpretation, so that the error is about the number and not about its quotes.
     """
     properties, required = as_object(schema.get("properties")), schema.get("required")
     needed = required if isinstance(required, list) else []
@@ -115,9 +130,18 @@ def repaired(schema: Mapping[str, JsonValue], given: Mapping[str, JsonValue]) ->
             if name not in needed:
                 found[name] = None
             continue
-        if candidates := list(_interpretations(name, rule, value)):
-            found[name] = next((other for other in candidates if not _refuses(name, rule, other)), candidates[0])
+        interpretations = list(_interpretations(name, rule, value))
+        if interpretations:
+            found[name] = _first_fitting(name, rule, interpretations)
     return found
+
+
+def _first_fitting(name: str, rule: JsonObject, interpretations: list[JsonValue]) -> JsonValue:
+    """Return the first interpretation that fits the rule, else the first one."""
+    for interpretation in interpretations:
+        if not _refuses(name, rule, interpretation):
+            return interpretation
+    return interpretations[0]
 
 
 def _refuses(name: str, rule: JsonObject, value: JsonValue) -> bool:
@@ -126,19 +150,21 @@ def _refuses(name: str, rule: JsonObject, value: JsonValue) -> bool:
 
 def _interpretations(name: str, rule: JsonObject, value: JsonValue) -> Iterator[JsonValue]:
     """Yield the possible meanings of a value, the likeliest first."""
-    choices = rule.get("enum")
-    if isinstance(choices, list) and isinstance(value, str) and (word := value.strip().lower()) in choices:
-        yield word
     types = rule.get("type")
-    wanted = types if isinstance(types, list) else [types]
-    if "string" in wanted:
+    wanted: list[JsonValue] = types if isinstance(types, list) else [types]
+    if isinstance(value, str):
+        yield from _interpretations_of_text(name, value, wanted, rule.get("enum"))
+    elif "string" in wanted:
         if isinstance(value, list):
             yield from _joined(name, value)
         elif isinstance(value, int) and not isinstance(value, bool):
             yield str(value)
-    if not isinstance(value, str):
-        return
+
+
+def _interpretations_of_text(name: str, value: str, wanted: list[JsonValue], choices: JsonValue) -> Iterator[JsonValue]:
     text = value.strip()
+    if isinstance(choices, list) and text.lower() in choices:
+        yield text.lower()
     if "integer" in wanted and _INTEGER.fullmatch(text):
         yield int(text)
     if "number" in wanted and _NUMBER.fullmatch(text):
@@ -159,7 +185,10 @@ def _joined(name: str, value: list[JsonValue]) -> Iterator[JsonValue]:
 
 
 def _lists(name: str, text: str, value: str) -> Iterator[JsonValue]:
-    """Yield a text as a list: the JSON list in it, the items in it, or the unstripped text as only item."""
+    """Yield the list that a text means: the JSON list in it, the items in it, or the text itself as only item.
+
+    `text` is `value` without blanks at its ends.
+    """
     if text.startswith("[") and len(text) <= _MAX_LIST_CHARS:
         try:
             parsed = orjson.loads(text)
@@ -175,7 +204,7 @@ def _lists(name: str, text: str, value: str) -> Iterator[JsonValue]:
         yield [value]
         return
     if is_item(text):
-        if not _TWO_ADDRESSES.search(text):  # else it may be two addresses, or one with another in its path
+        if not _SECOND_ADDRESS.search(text):  # else it may be two addresses, or one with another in its path
             yield [value]
         return
     pieces = [piece for piece in _SEPARATORS.split(text) if piece]

@@ -1,4 +1,7 @@
-"""What a model should give in place of an argument that a tool does not take. Imports nothing."""
+"""What a model should give in place of an argument that a tool does not take.
+
+Names are folded (`argument_names.fold`), so `time_range` is `timerange` here.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,12 @@ from collections.abc import Collection
 MAIN_NAMES = frozenset({"query", "q", "url", "targeturl"})
 """Folded names of the query or address of a call, in every operation of the catalogue."""
 
-# Folded names that models give to tools that do not take them.
+# Names that models give to tools that do not take them.
 _RECENCY_NAMES = frozenset(
     {"timerange", "timefilter", "recency", "freshness", "days", "daterange", "period", "tbs", "time", "past"}
 )
 _KIND_NAMES = frozenset({"type", "searchtype", "topic", "category", "vertical"})
-_SINGULAR = {"urls": "url", "links": "url", "queries": "query", "searches": "query"}
+_SINGLE_FORM = {"urls": "url", "links": "url", "queries": "query", "searches": "query"}
 
 
 def hint(folded: str, known: Collection[str]) -> str:
@@ -21,10 +24,13 @@ def hint(folded: str, known: Collection[str]) -> str:
     `folded` is its folded name, `known` are the folded names of the arguments that may be given.
     """
     if folded in _RECENCY_NAMES:
-        return next((f"for recent pages give {name}" for name in ("recency", "after") if name in known), "")
+        for name in ("recency", "after"):
+            if name in known:
+                return f"for recent pages give {name}"
+        return ""
     if folded in _KIND_NAMES and "site" in known:
         return "it searches web pages only: for news or images say so in query"
-    single = _SINGULAR.get(folded)
+    single = _SINGLE_FORM.get(folded)
     if single and folded not in known and single in known:
         return f"give {single}, and call the tool for each, or use the tool that takes several"
     return ""
@@ -32,5 +38,6 @@ def hint(folded: str, known: Collection[str]) -> str:
 
 def one_of_several(value: object) -> str:
     """Return what to do about a list that is given as a query or address; empty for other values."""
-    several = isinstance(value, list) and len(value) > 1
-    return " (it takes one: call the tool for each, or use the tool that takes several)" if several else ""
+    if isinstance(value, list) and len(value) > 1:
+        return " (it takes one: call the tool for each, or use the tool that takes several)"
+    return ""

@@ -1,4 +1,7 @@
-"""What a wrong name of an argument probably means: synonyms and close names."""
+"""Names of arguments: how they are compared, and what a wrong name probably means.
+
+Names are compared *folded*, without case and separators.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ from itertools import islice
 from openapi_tool.tools.argument_hints import hint
 from openapi_tool.tools.wording import close_to
 
-_MAX_COMPARED = 40  # names, and characters of each, that difflib compares: it takes long
+_MAX_COMPARED = 40  # names, and characters of each: the search for a similar name is slow
+
 _SYNONYMS = {
     "query": "q searchquery searchterm keywords question text",
     "url": "uri link address href targeturl pageurl website page",
@@ -30,6 +34,7 @@ _SYNONYMS = {
 }
 _BY_SYNONYM = {other: name for name, others in _SYNONYMS.items() for other in others.split()}
 """Arguments by the folded names that Jina and other search tools give them."""
+
 _PLURALS = {"query": "queries", "url": "urls"}
 
 
@@ -44,18 +49,19 @@ def probably_meant(name: str, known: Iterable[str]) -> str | None:
     if len(name) > _MAX_COMPARED or not by_folded:
         return None
     folded = fold(name)
-    other = _BY_SYNONYM.get(folded, folded)
-    exact = next(
-        (candidate for candidate in (folded, fold(other), _PLURALS.get(other)) if candidate in by_folded), None
-    )
-    found = exact or next(iter(close_to(folded, by_folded)), None)
-    return by_folded[found] if found else None
+    meant = _BY_SYNONYM.get(folded, folded)
+    for candidate in (folded, fold(meant), _PLURALS.get(meant)):
+        if candidate in by_folded:
+            return by_folded[candidate]
+    similar = close_to(folded, by_folded)
+    return by_folded[similar[0]] if similar else None
 
 
 def not_taken(name: str, known: Iterable[str], *, suggest: bool = True) -> str:
     """Return the problem of an argument that a tool does not take; with `suggest` also a similar name."""
     known = list(known)
-    if instead := hint(fold(name), {fold(other) for other in known[:_MAX_COMPARED]}):
+    instead = hint(fold(name), {fold(other) for other in known[:_MAX_COMPARED]})
+    if instead:
         return f"is not an argument that this tool takes; {instead}"
     other = probably_meant(name, known) if suggest else None
     question = f"; did you mean {other}?" if other else ""

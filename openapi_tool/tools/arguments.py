@@ -1,31 +1,39 @@
-"""Resolution and repair of a call's arguments (protocol section 5)."""
+"""The arguments of a call, from all their sources (protocol section 5).
+
+They are the definition's defaults, what the model gives, the definition's fixed values, and secrets of the environment.
+Names are compared *folded*: without case and separators (`argument_names.fold`). The *main parameter* of a call is its
+query or page address.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from pydantic import SecretStr
 
 from openapi_tool.protocol.cards import ToolCall
 from openapi_tool.protocol.errors import BadRequest, ToolMisconfigured
 from openapi_tool.protocol.identity import CONTROL_FIELDS, CallIdentity
-from openapi_tool.protocol.jsontext import JsonValue, as_object, storable_text, whole_number
-from openapi_tool.tools import argument_check
+from openapi_tool.protocol.jsontext import JsonValue, object_at, storable_text
 from openapi_tool.tools.argument_check import ArgumentCheck, CheckedArguments, check_arguments
 from openapi_tool.tools.argument_names import fold
-from openapi_tool.tools.declaration import MIN_RESULT_TOKENS
 from openapi_tool.tools.definition import ToolDefinition, unusable
 from openapi_tool.tools.placeholders import placeholder_values, render, render_fixed
-from openapi_tool.tools.problems import Problem, listed
+from openapi_tool.tools.problems import listed
 from openapi_tool.tools.schema import visible_schema
 from openapi_tool.tools.secret_variables import MissingVariable, VariableNotAllowed
 from openapi_tool.tools.session_identities import SessionIdentities
 from openapi_tool.tools.wording import short
 
 API_KEY = "api_key"
+"""Argument of `envs` whose secret is the key of the request; it is sent in a header, unlike other secrets."""
+
 CURSOR, MAX_RESULT_TOKENS = "cursor", "max_result_tokens"
 FIND, QUESTION = "find", "question"
+"""Arguments that say what of a result is shown (`result_request.py`). They are not sent to the upstream."""
+
 _MAX_SESSION_ID_CHARS = 128
 
 _OTHER_IDS = {"turn_id", "session_id", "context_box_id"}
@@ -42,7 +50,9 @@ class Arguments:
     - `secrets`: values of the `envs` arguments except `api_key`.
     - `session_identity`: derived from the call's `session_id` (`tools/session_identities.py`).
     - `session_id`: the first 128 characters of the argument, for the result card.
-    - `key_fallback_reason`: why `key_variable` is `auth_env` although `envs` names another one.
+    - `key_variable`: the variable that `api_key` was read from.
+    - `key_fallback_reason`: why that is the definition's `auth_env` although `envs` names another one.
+    - `repaired`: names of arguments that the model gave in another form.
     """
 
     values: Mapping[str, JsonValue]
@@ -103,21 +113,13 @@ class ArgumentSources:
         # so leave them out here and compute them again below.
         not_from_model = hidden | call.defaults_applied
         given = {name: value for name, value in call.arguments.items() if name not in not_from_model}
-        undeclared, declared = _main_names(definition, given)
-        if undeclared is not None:  # for example `q` where `parameters` declare `query`
-            given[declared] = given.pop(undeclared)
+        undeclared = _use_declared_main_name(definition, given)
         ids = placeholder_values(identity)
-        # A default that the worker merged is used even if the definition no longer contains it.
-        names = {*definition.defaults, *(call.defaults_applied & call.arguments.keys())}
-        templates = {
-            name: call.arguments.get(name, definition.defaults.get(name))
-            for name in sorted(names - given.keys() - hidden)
-        }
+        templates = _default_templates(definition, call, given.keys() | hidden)
         defaults = {
             name: render(template, ids, f"options.args.defaults.{short(name)}") for name, template in templates.items()
         }
-        is_continued = isinstance(given.get(CURSOR), str) and takes_cursor(definition)
-        schema = cursor_schema(definition, hidden) if is_continued else visible_schema(definition.schema, hidden)
+        schema = _schema_for(definition, given, hidden)
         check = ArgumentCheck(schema, given, defaults, _rules_of(definition, defaults))
         return Preparation(self, definition, call, identity, ids, envs, undeclared, check)
 
@@ -151,62 +153,86 @@ class Preparation:
     def finish(self, checked: CheckedArguments) -> Arguments:
         """Return the resolved arguments. Raises BadRequest with every offending path, or ToolMisconfigured."""
         definition = self.definition
-        repairs = checked.repairs
-        read_secret = self.sources.read_secret
         if checked.default_problems:
             raise unusable(definition.tool_name, list(checked.default_problems))
         if checked.problems:
             raise correction_error(list(checked.problems), "The arguments do not fit the tool's parameters. ")
-        given = {**self.check.given, **repairs}  # `jina/resolved_parameters.py` omits an argument that is None
-        key, key_variable, fallback_reason = api_key(self.envs, definition, read_secret)
+        # A repair to None omits the argument (`jina/resolved_parameters.py`).
+        given = {**self.check.given, **checked.repairs}
+        read_secret = self.sources.read_secret
+        key = api_key(self.envs, definition, read_secret)
         fixed = {name: render_fixed(name, text, self.call, self.ids) for name, text in definition.fixed.items()}
-        prepared: dict[str, JsonValue] = {**self.check.defaults, **given, **fixed}
-        values = {name: value for name, value in prepared.items() if not is_identity(name)}
-        # `session_id` in upper or lower case, with or without underscores; the last of several overrides the others.
-        session_id = next((prepared[name] for name in reversed(prepared) if fold(name) == "sessionid"), None)
-        shown_id = storable_text(session_id[:_MAX_SESSION_ID_CHARS]) if isinstance(session_id, str) else None
+        merged: dict[str, JsonValue] = {**self.check.defaults, **given, **fixed}
+        values = {name: value for name, value in merged.items() if not is_identity(name)}
+        session_id = _session_id(merged)
         project_id, agent_id = self.identity.project_id, self.identity.agent_id
-        repaired = set(repairs)
+        repaired = set(checked.repairs)
         if self.undeclared is not None:
             repaired.add(self.undeclared)
         return Arguments(
             values=values,
             by_model=frozenset(given) & values.keys(),
             secrets={name: read_secret(variable) for name, variable in self.envs.items() if name != API_KEY},
-            api_key=key,
+            api_key=key.value,
             session_identity=self.sources.sessions.identity(project_id, agent_id, session_id),
-            session_id=shown_id,
-            key_variable=key_variable,
-            key_fallback_reason=fallback_reason,
+            session_id=storable_text(session_id[:_MAX_SESSION_ID_CHARS]) if isinstance(session_id, str) else None,
+            key_variable=key.variable,
+            key_fallback_reason=key.fallback_reason,
             repaired=tuple(sorted(repaired)),
         )
 
 
-def _rules_of(definition: ToolDefinition, defaults: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """Return the definition's own rules for the arguments that have a default."""
-    declared = as_object(definition.schema.get("properties"))
-    return {name: declared[name] for name in defaults if name in declared}
-
-
-def default_problems(definition: ToolDefinition, defaults: Mapping[str, JsonValue]) -> list[str]:
-    """Return how defaults violate the definition's own `parameters`."""
-    return argument_check.default_problems(_rules_of(definition, defaults), defaults)
-
-
-def _main_names(definition: ToolDefinition, given: Mapping[str, JsonValue]) -> tuple[str | None, str]:
-    """Return the undeclared name by which the model gave the query or page, if any, and the declared name.
+def _use_declared_main_name(definition: ToolDefinition, given: dict[str, JsonValue]) -> str | None:
+    """Give the main parameter the name that `parameters` declare; return the name by which the model gave it.
 
     The kernel's own executor takes `q` and `target_url`, also if `parameters` require `query` or `url`, and the other
-    way round.
+    way round. Returns None if there is nothing to rename.
     """
     if not definition.takes_other_arguments:
-        return None, ""
-    declared = as_object(definition.schema.get("properties"))
-    main = [name for name in declared if names_main_parameter(definition, name)]
-    if len(main) != 1 or main[0] in given:
-        return None, ""
-    undeclared = next((name for name in given if names_main_parameter(definition, name)), None)
-    return undeclared, main[0]
+        return None
+    declared = [name for name in object_at(definition.schema, "properties") if names_main_parameter(definition, name)]
+    if len(declared) != 1 or declared[0] in given:
+        return None
+    for name in given:
+        if names_main_parameter(definition, name):
+            given[declared[0]] = given.pop(name)
+            return name
+    return None
+
+
+def _default_templates(definition: ToolDefinition, call: ToolCall, other_names: Container[str]) -> dict[str, JsonValue]:
+    """Return the defaults of arguments that nothing else sets, before their placeholders are replaced.
+
+    A default that the worker merged into the card is used even if the definition no longer contains it.
+    """
+    names = definition.defaults.keys() | (call.defaults_applied & call.arguments.keys())
+    return {
+        name: call.arguments.get(name, definition.defaults.get(name))
+        for name in sorted(names)
+        if name not in other_names
+    }
+
+
+def _schema_for(
+    definition: ToolDefinition, given: Mapping[str, JsonValue], hidden: frozenset[str]
+) -> Mapping[str, JsonValue]:
+    """Return the schema for what the model gives."""
+    is_continued = isinstance(given.get(CURSOR), str) and takes_cursor(definition)
+    return cursor_schema(definition, hidden) if is_continued else visible_schema(definition.schema, hidden)
+
+
+def _session_id(arguments: Mapping[str, JsonValue]) -> JsonValue:
+    """Return `session_id`, in whatever spelling. The last of several overrides the others, as it does elsewhere."""
+    for name in reversed(list(arguments)):
+        if fold(name) == "sessionid":
+            return arguments[name]
+    return None
+
+
+def _rules_of(definition: ToolDefinition, defaults: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """Return the definition's own rules for the arguments that have a default."""
+    declared = object_at(definition.schema, "properties")
+    return {name: declared[name] for name in defaults if name in declared}
 
 
 def is_identity(name: str) -> bool:
@@ -237,71 +263,27 @@ def names_main_parameter(definition: ToolDefinition, name: JsonValue) -> bool:
     return isinstance(name, str) and fold(name) in definition.operation.main_parameter_names
 
 
-def api_key(
-    envs: Mapping[str, str], definition: ToolDefinition, read_secret: SecretSource
-) -> tuple[SecretStr, str, str | None]:
-    """Return the API key, its variable, and why that is the fallback `auth_env`, if it is.
+class UsedKey(NamedTuple):
+    """API key of a call: its value, the variable with it, and why that is the fallback `auth_env`, if it is."""
+
+    value: SecretStr
+    variable: str
+    fallback_reason: str | None = None
+
+
+def api_key(envs: Mapping[str, str], definition: ToolDefinition, read_secret: SecretSource) -> UsedKey:
+    """Return the API key of a call.
 
     As in the kernel's own executor, the fallback applies if the variable in `envs` is missing or not allowed, but not
     if its name looks like a key or configures the executor itself.
     """
     named = envs.get(API_KEY, definition.auth_env)
     try:
-        return read_secret(named), named, None
+        return UsedKey(read_secret(named), named)
     except (MissingVariable, VariableNotAllowed) as refusal:
         if named == definition.auth_env:
             raise
-        return read_secret(definition.auth_env), definition.auth_env, refusal.message
-
-
-def requested_cursor(definition: ToolDefinition, arguments: Arguments) -> str | None:
-    """Return the cursor argument, None for a call without one. Raises BadRequest if it is combined with others.
-
-    A page address beside it is ignored if the definition requires one, since the model had to give it.
-    """
-    cursor = arguments.values.get(CURSOR)
-    if cursor in (None, "") or not takes_cursor(definition):
-        return None
-    if problems := cursor_problems(definition, arguments):
-        raise correction_error(listed(list(map(str, problems))))
-    return str(cursor)
-
-
-def cursor_problems(definition: ToolDefinition, arguments: Arguments) -> list[Problem]:
-    """Return why a call with a cursor cannot be answered."""
-    required = definition.schema.get("required")
-    needed = required if isinstance(required, list) else []
-    is_text = isinstance(arguments.values[CURSOR], str)
-    problems = [] if is_text else [Problem((CURSOR,), "must be the text that an earlier result named")]
-    return problems + [
-        Problem((name,), f"cannot be given together with {CURSOR}; give one of them")
-        for name in sorted(arguments.by_model)
-        if names_main_parameter(definition, name) and arguments.values[name] is not None and name not in needed
-    ]
-
-
-def requested_tokens(definition: ToolDefinition, arguments: Arguments) -> int | None:
-    """Return the call's own limit of the tokens to show, None without one.
-
-    Raises BadRequest, or ToolMisconfigured if the definition sets it.
-    """
-    for problem in tokens_problems(arguments):
-        if MAX_RESULT_TOKENS in arguments.by_model:
-            raise correction_error([str(problem)])
-        group = "fixed" if MAX_RESULT_TOKENS in definition.fixed else "defaults"
-        raise unusable(definition.tool_name, [str(replace(problem, path=("options", "args", group, *problem.path)))])
-    return whole_number(arguments.values.get(MAX_RESULT_TOKENS))
-
-
-def tokens_problems(arguments: Arguments) -> list[Problem]:
-    """Return the problem of a call's own limit of the tokens to show."""
-    value = arguments.values.get(MAX_RESULT_TOKENS)
-    if value in (None, ""):
-        return []
-    tokens = whole_number(value)
-    if tokens is not None and tokens >= MIN_RESULT_TOKENS:
-        return []
-    return [Problem((MAX_RESULT_TOKENS,), f"must be an integer of at least {MIN_RESULT_TOKENS}")]
+        return UsedKey(read_secret(definition.auth_env), definition.auth_env, refusal.message)
 
 
 def correction_error(problems: list[str], why: str = "") -> BadRequest:

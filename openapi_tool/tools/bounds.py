@@ -37,7 +37,7 @@ MAX_PATTERNS = 20
 """Regular expressions, the keys of `patternProperties` included."""
 
 MAX_PATTERN_CHARS = 500
-"""Characters of one regular expression; `tools.schema` limits its compiled size."""
+"""Characters of one regular expression; `compiled_schema.py` limits its compiled size."""
 
 MAX_PATTERN_CLASSES = 40
 r"""Uses of `\d`, `\s`, `\w` and their opposites in one regular expression. jsonschema-rs rewrites them in quadratic

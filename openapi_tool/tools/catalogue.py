@@ -1,6 +1,7 @@
-"""Declarations of the upstream's operations and of the built-in tools (tool-design section 1).
+"""The built-in tools, and the arguments that a model may give them (tool-design section 1).
 
-Schemas, exports, documents and egress rules derive from them. `options.jina.tool` of a definition names a tool.
+A definition names one of them in `options.jina.tool`, and so gets its schema and description. The classes of arguments
+only declare these schemas; a call's arguments are validated by JSON Schema (`schema.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field
 
 from openapi_tool.protocol.jsontext import JsonObject
+from openapi_tool.tools.operations import READER, SEARCH, Operation
 
 MAX_ITEMS = 10
 """Items of a batch in the schema for models; the executor enforces `tools.max_batch_items`."""
@@ -27,10 +29,8 @@ Address = Annotated[str, Field(min_length=1, max_length=16_000, pattern=_NOT_BLA
 Name = Annotated[str, Field(min_length=1)]
 
 _optional = partial(Field, None)
-"""Argument that a model may omit, but not set to null.
+"""Argument that a model may omit, but not set to null."""
 
-Its type need not allow None, as the classes below only declare schemas.
-"""
 _tokens = partial(_optional, ge=500, le=2_000_000)
 
 
@@ -128,70 +128,15 @@ class _ReadManyArguments(_ReadOptions):
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Operation:
-    """Operation of the upstream; `jina/endpoints.py` adds what definitions and egress rules do not need.
-
-    - `name` and `aliases`: values of `mode`.
-    - `ability`: completes `You can` in exports.
-    - `limits`: the prefix of its settings in `[limits]`.
-    - `argument`: the model's name of the query or address. `main_parameter` is the upstream's name of it;
-      `main_parameter_names` are all names of it, folded.
-    - `paths`: maps paths in definitions to the requested ones. `template` is the path of a GET request with the main
-      parameter in it.
-    - `min_tokens`: the minimum charge (jina-api section 5).
-    """
-
-    name: str
-    host: str
-    ability: str
-    limits: Literal["search", "reader"]
-    argument: str
-    main_parameter: str
-    main_parameter_names: frozenset[str]
-    paths: Mapping[str, str]
-    aliases: tuple[str, ...] = ()
-    template: str | None = None
-    min_tokens: int = 1
-
-    def urls(self, path: str) -> tuple[str, str]:
-        """Return the URL of a path, without and with the default port."""
-        return f"https://{self.host}{path}", f"https://{self.host}:443{path}"
-
-
-SEARCH = Operation(
-    name="search",
-    host="s.jina.ai",
-    ability="search the web",
-    limits="search",
-    argument="query",
-    main_parameter="q",
-    main_parameter_names=frozenset({"query", "q"}),
-    paths={"": "/", "/": "/", "/search": "/search", "/search/": "/search"},
-    min_tokens=10_000,
-)
-READER = Operation(
-    name="reader",
-    host="r.jina.ai",
-    ability="read pages",
-    limits="reader",
-    argument="url",
-    main_parameter="url",
-    main_parameter_names=frozenset({"url", "targeturl"}),
-    paths={"": "/", "/": "/", "/{url}": "/{url}"},
-    aliases=("read", "crawl"),
-    template="/{url}",
-)
-OPERATIONS = (SEARCH, READER)
-
-
 @dataclass(frozen=True, slots=True)
 class BuiltInTool:
     """Built-in tool.
 
-    `name` is the canonical name, `api_name` the name in manifests. `purpose` is for the system role of a manifest.
-    `list_argument` is the argument with the items of a batch, None for a tool that takes one. `suspend_timeout_s` is
-    the recommended wait of a worker.
+    - `name`: the canonical name, such as `jina.read_many`. `api_name` is the name in manifests, such as `readPages`.
+    - `purpose`: what the tool is for, in the system role of a manifest.
+    - `arguments`: declares the arguments.
+    - `suspend_timeout_s`: how long the kernel's worker should wait for a result.
+    - `list_argument`: the argument with the items of a batch, such as `urls`; None for a tool that takes one item.
     """
 
     name: str
@@ -216,12 +161,14 @@ def _schema_json(arguments: type[BaseModel]) -> str:
     """Return the schema, own arguments before inherited ones. Cached: pydantic takes 5 ms."""
     schema = arguments.model_json_schema()
     rules = schema["properties"]
-    properties = {
-        name: {key: value for key, value in rules[name].items() if key not in ("title", "default")}
-        for name in dict.fromkeys((*arguments.__annotations__, *rules))
-    }
+    names = dict.fromkeys((*arguments.__annotations__, *rules))  # each once, own ones first
+    properties = {name: _without_pydantics_additions(rules[name]) for name in names}
     required = {"required": schema["required"]} if "required" in schema else {}
     return json.dumps({"type": "object", "additionalProperties": False, "properties": properties, **required})
+
+
+def _without_pydantics_additions(rule: JsonObject) -> JsonObject:
+    return {keyword: value for keyword, value in rule.items() if keyword not in ("title", "default")}
 
 
 class DuplicateTool(ValueError):

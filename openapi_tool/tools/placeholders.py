@@ -1,4 +1,7 @@
-"""Templates: placeholders, and the ids of a call that replace them (protocol section 5)."""
+"""Templates: texts of a definition with placeholders, and the ids of a call that replace them (protocol section 5).
+
+`{project_id}/{agent_id}` becomes `proj_1/agent_2` in a call of that agent.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +28,11 @@ PLACEHOLDERS = (
     "turn_epoch",
     "context_box_id",  # the kernel's box with the agent's context
 )
-_ids_of = attrgetter(*PLACEHOLDERS)
-_MAX_ID_CHARS = 1_000  # a tool call id may have any length, and a value of 256 kB may contain it 29,000 times
 PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
+"""Whatever stands between two braces: `{project_id}`, `{unknown}`, `{}`."""
+
+_MAX_ID_CHARS = 1_000  # a tool call id may have any length, and a value of 256 kB may contain it 29,000 times
+_ids_of = attrgetter(*PLACEHOLDERS)
 
 
 def texts_in(value: object, path: Path) -> Iterator[tuple[Path, str]]:
@@ -38,17 +43,13 @@ def texts_in(value: object, path: Path) -> Iterator[tuple[Path, str]]:
         for name, item in value.items():
             yield from texts_in(item, (*path, name))
     elif isinstance(value, list):
-        for place, item in enumerate(value):
-            yield from texts_in(item, (*path, place))
+        for index, item in enumerate(value):
+            yield from texts_in(item, (*path, index))
 
 
 def is_template(value: object) -> bool:
     """Return whether a text in a value contains a placeholder, known or not."""
     return any(PLACEHOLDER.search(text) for _, text in texts_in(value, ()))
-
-
-class MissingValue(ToolMisconfigured):
-    """A placeholder has no value in this call."""
 
 
 def placeholder_values(identity: CallIdentity) -> dict[str, str | None]:
@@ -58,6 +59,10 @@ def placeholder_values(identity: CallIdentity) -> dict[str, str | None]:
     return values
 
 
+class MissingValue(ToolMisconfigured):
+    """A placeholder has no value in this call."""
+
+
 def render(value: JsonValue, values: Mapping[str, str | None], where: str, depth: int = 0) -> JsonValue:
     """Replace the placeholders in every string of `value`; rendered text is not searched again.
 
@@ -65,7 +70,7 @@ def render(value: JsonValue, values: Mapping[str, str | None], where: str, depth
     the call does not have, else ToolMisconfigured.
     """
     if isinstance(value, str):
-        return PLACEHOLDER.sub(lambda match: _value(match[1], values, where), value)
+        return PLACEHOLDER.sub(lambda match: _value_of(match[1], values, where), value)
     if isinstance(value, dict | list) and depth >= MAX_ARGUMENT_DEPTH:
         raise ToolMisconfigured(
             f"The tool's definition is nested deeper than {MAX_ARGUMENT_DEPTH} levels in {short(where)}; "
@@ -78,22 +83,22 @@ def render(value: JsonValue, values: Mapping[str, str | None], where: str, depth
     return value
 
 
-def _value(name: str, values: Mapping[str, str | None], where: str) -> str:
+def _value_of(name: str, values: Mapping[str, str | None], where: str) -> str:
     if name not in values:
         raise ToolMisconfigured(
             f"The tool's definition uses the unknown placeholder {{{short(name, 40)}}} in {short(where)}; "
             f"an operator must correct it (known: {', '.join(PLACEHOLDERS)})."
         )
     value = values[name]
-    if value and len(value) > _MAX_ID_CHARS:
-        raise ToolMisconfigured(
-            f"{{{name}}} has more than {_MAX_ID_CHARS:,} characters in this call, too many for {short(where)}; "
-            "an operator must remove it from the definition."
-        )
     if not value:
         raise MissingValue(
             f"The tool's definition needs {{{name}}} in {short(where)}, which this call does not have; "
             "an operator must correct the definition."
+        )
+    if len(value) > _MAX_ID_CHARS:
+        raise ToolMisconfigured(
+            f"{{{name}}} has more than {_MAX_ID_CHARS:,} characters in this call, too many for {short(where)}; "
+            "an operator must remove it from the definition."
         )
     return value
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from openapi_tool.tools.wording import short
 
 Path = tuple[str | int, ...]
+"""Keys and indexes that lead to a value, such as `("options", "args", "defaults", "site", 0)`."""
 
 MAX_PROBLEMS = 20
 """Problems in one error: a model corrects no more at once, and a card with 1,000 of them had 87 MB."""
@@ -17,7 +18,7 @@ _PROBLEM_CHARS = 200
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Problem at a path of a definition; with warnings only, it can be registered."""
+    """Problem at a path of a definition or of arguments. A definition that has only warnings can be registered."""
 
     path: Path
     message: str

@@ -1,4 +1,4 @@
-"""Stored definitions, whoever stores them: their rows, and the errors of their store."""
+"""Definitions in a store, the kernel's database or a gateway's state: their columns, and the errors of the store."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ COLUMNS = ("tool_name", "description", "target_subject", "after_execution", "par
 """Columns of a definition except its project."""
 
 TOO_LARGE = " bytes as stored: too large to show"
-"""End of the text, after its size, that replaces a column of more than a megabyte."""
+"""End of the text that replaces a column of more than a megabyte; the number of bytes stands before it."""
 
 
 class RegistryError(ExecutorError):

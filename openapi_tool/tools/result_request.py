@@ -6,23 +6,23 @@ The model says so with arguments that this service reads itself: `cursor`, `find
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
-from openapi_tool.protocol.jsontext import JsonValue
+from openapi_tool.protocol.jsontext import JsonValue, whole_number
 from openapi_tool.tools.arguments import (
     CURSOR,
     FIND,
+    MAX_RESULT_TOKENS,
     QUESTION,
     Arguments,
     correction_error,
-    cursor_problems,
-    requested_cursor,
-    requested_tokens,
+    names_main_parameter,
     takes_cursor,
-    tokens_problems,
 )
-from openapi_tool.tools.definition import ToolDefinition
-from openapi_tool.tools.problems import Problem
+from openapi_tool.tools.declaration import MIN_RESULT_TOKENS
+from openapi_tool.tools.definition import ToolDefinition, unusable
+from openapi_tool.tools.problems import Problem, listed
 from openapi_tool.tools.question_search import terms
 from openapi_tool.tools.text_search import SearchRequest
 
@@ -64,10 +64,62 @@ def request_problems(definition: ToolDefinition, arguments: Arguments) -> list[P
     cursor = arguments.values.get(CURSOR)
     if cursor == "" or not takes_cursor(definition):
         cursor = None
-    problems = [] if cursor is None else list(cursor_problems(definition, arguments))
+    problems = [] if cursor is None else list(_cursor_problems(definition, arguments))
     problems += tokens_problems(arguments)
     problems += _search_problems(_search_arguments(definition, arguments), cursor)
     return problems
+
+
+def requested_cursor(definition: ToolDefinition, arguments: Arguments) -> str | None:
+    """Return the cursor argument, None for a call without one. Raises BadRequest if it is combined with others.
+
+    A page address beside it is ignored if the definition requires one, since the model had to give it.
+    """
+    cursor = arguments.values.get(CURSOR)
+    if cursor in (None, "") or not takes_cursor(definition):
+        return None
+    problems = _cursor_problems(definition, arguments)
+    if problems:
+        raise correction_error(listed(list(map(str, problems))))
+    return str(cursor)
+
+
+def _cursor_problems(definition: ToolDefinition, arguments: Arguments) -> list[Problem]:
+    """Return why a call with a cursor cannot be answered."""
+    required = definition.schema.get("required")
+    needed = required if isinstance(required, list) else []
+    problems = []
+    if not isinstance(arguments.values[CURSOR], str):
+        problems.append(Problem((CURSOR,), "must be the text that an earlier result named"))
+    for name in sorted(arguments.by_model):
+        is_main = names_main_parameter(definition, name)
+        if is_main and name not in needed and arguments.values[name] is not None:
+            problems.append(Problem((name,), f"cannot be given together with {CURSOR}; give one of them"))
+    return problems
+
+
+def requested_tokens(definition: ToolDefinition, arguments: Arguments) -> int | None:
+    """Return the call's own limit of the tokens to show, None without one.
+
+    Raises BadRequest, or ToolMisconfigured if the definition sets it.
+    """
+    for problem in tokens_problems(arguments):
+        if MAX_RESULT_TOKENS in arguments.by_model:
+            raise correction_error([str(problem)])
+        group = "fixed" if MAX_RESULT_TOKENS in definition.fixed else "defaults"
+        raise unusable(definition.tool_name, [str(replace(problem, path=("options", "args", group, *problem.path)))])
+    return whole_number(arguments.values.get(MAX_RESULT_TOKENS))
+
+
+def tokens_problems(arguments: Arguments) -> list[Problem]:
+    """Return the problem of a call's own limit of the tokens to show."""
+    value = arguments.values.get(MAX_RESULT_TOKENS)
+    if value in (None, ""):
+        return []
+    tokens = whole_number(value)
+    if tokens is not None and tokens >= MIN_RESULT_TOKENS:
+        return []
+    return [Problem((MAX_RESULT_TOKENS,), f"must be an integer of at least {MIN_RESULT_TOKENS}")]
 
 
 def _search_arguments(definition: ToolDefinition, arguments: Arguments) -> dict[str, JsonValue]:

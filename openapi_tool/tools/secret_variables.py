@@ -1,4 +1,8 @@
-"""Secrets: environment variables that tools may read (protocol section 5)."""
+"""Secrets: environment variables that tools may read (protocol section 5).
+
+A definition names a variable, never a key. The operator allows variables (`secrets.allowed_env`), and may list several
+keys under one name, a *pool* (`limits.pools`).
+"""
 
 from __future__ import annotations
 
@@ -18,13 +22,15 @@ FILE_SUFFIX = "_FILE"
 """`NAME_FILE` names a file that holds the value of `NAME`."""
 
 _NO_POOLS: Mapping[str, Sequence[str]] = MappingProxyType({})
-# PG*: every variable of libpq and asyncpg. CG_CONFIG_TOML: path of the kernel's configuration file. The others
-# configure NATS, this service, trace export, proxies and CAs.
+
+# Variables of the executor itself. PG*: every variable of libpq and asyncpg. CG_CONFIG_TOML: path of the kernel's
+# configuration file. The others configure NATS, this service, trace export, proxies and CAs.
 _OWN_PREFIXES = ("PG", "NATS_", "OPENAPI_TOOL", "OTEL_")
 _OWN_NAMES = frozenset(
     ("CG_CONFIG_TOML", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
 )
 
+# `"key"`, `'key'`, `Bearer key`
 _QUOTED_OR_BEARER = re.compile(r"""(["']).*\1$|bearer\s""", re.IGNORECASE)
 
 
@@ -80,10 +86,12 @@ class Secrets:
         self._values: dict[str, Secret] = {}
         for name in sorted(self.allowed):
             try:
-                if value := _read(environment, name):
-                    self._values[name] = Secret(value)
+                value = _read(environment, name)
             except _Unusable as problem:
                 self.problems.append(str(problem))
+                continue
+            if value:
+                self._values[name] = Secret(value)
 
     def __call__(self, variable: str) -> Secret:
         """Return the value of a variable. Raises MissingVariable if unset, VariableNotAllowed, ToolMisconfigured."""
@@ -115,17 +123,19 @@ class Secrets:
         return self._values.get(variable)
 
     def _first_of_pool(self, variable: str) -> Secret | None:
-        keys = self._pools.get(variable.upper(), ())
-        return next((value for key in keys if (value := self._values.get(key))), None)
+        for key_variable in self._pools.get(variable.upper(), ()):
+            if key_variable in self._values:
+                return self._values[key_variable]
+        return None
 
     def missing(self) -> list[str]:
         """Return the allowed variables without a value; the name of a pool needs none of its own."""
-        # A pool may list its own name as a key: that variable must be set.
-        return sorted(
-            name
-            for name in self.allowed - self._values.keys()
-            if name in self._pools.get(name.upper(), ()) or not self._first_of_pool(name)
-        )
+        missing = []
+        for name in sorted(self.allowed - self._values.keys()):
+            is_key_of_its_pool = name in self._pools.get(name.upper(), ())  # then it must be set
+            if is_key_of_its_pool or self._first_of_pool(name) is None:
+                missing.append(name)
+        return missing
 
     def values(self) -> dict[str, str]:
         """Return every value by the name of its variable, for the redactor."""
@@ -134,7 +144,8 @@ class Secrets:
 
 def _read(environment: Mapping[str, str], name: str) -> str:
     """Return the stripped value of a variable or of its file; empty if neither is set."""
-    value, path = environment.get(name, "").strip(), environment.get(name + FILE_SUFFIX, "").strip()
+    value = environment.get(name, "").strip()
+    path = environment.get(name + FILE_SUFFIX, "").strip()
     if value and path:
         raise _Unusable(f"{name} and {name}{FILE_SUFFIX} are both set; unset one of them")
     if path:

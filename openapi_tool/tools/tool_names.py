@@ -7,10 +7,10 @@ import re
 RESERVED_NAMES = frozenset({"delegate_async", "launch_principal", "ask_expert", "fork_join", "provision_agent"})
 """Names of the kernel's own tools (protocol section 4)."""
 
-MAX_CHARS = 64
+MAX_CHARS = 64  # that model providers accept, of the mangled name
 _ALLOWED = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 _AMBIGUOUS = ("__", "_.", "._", "..")
-_WORD_END = re.compile(r"[._-]+(.)?")
+_WORD_END = re.compile(r"[._-]+(.)?")  # separators, and the first character of the next word
 
 
 def mangled(name: str) -> str:

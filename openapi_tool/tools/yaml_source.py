@@ -1,4 +1,8 @@
-"""Parser of YAML files with definitions, which knows the line and column of every value."""
+"""Parser of YAML files with definitions, which knows the line and column of every value.
+
+It accepts only what is JSON, too. Where YAML means something else than its author, as in `country: no` or `1:30`, it
+reports a problem.
+"""
 
 from __future__ import annotations
 
@@ -22,21 +26,24 @@ MAX_FILE_NODES = 50_000
 MAX_BYTES = 8_000_000
 """Bytes of a file: more than a definition may have, so that a larger one is parsed and its error gets a line."""
 
-_MERGE = "<<"
+_MERGE_KEY = "<<"
 _NULL_TAG = "tag:yaml.org,2002:null"
 _TEXT_TAG = "tag:yaml.org,2002:str"
 _NUMBER_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
-_MAX_NUMBER_CHARS = 40
-_MAX_CHARS_OF_ANY_NUMBER = 400
+_MAX_EXAMINED_CHARS = 40  # of a text or number, to say that it looks like another; longer ones were meant as they are
+
+_MAX_NUMBER_CHARS = 400
 """Python converts at most 4,300 digits; numbers of this length have fewer, also sexagesimal ones such as `1:1:1`."""
+
 _NOT_DECIMAL = re.compile(r"[-+]?0[0-9_]+|[^:]*:.*")
 """Octal and sexagesimal numbers of YAML 1.1: `010` is 8, `1:30` is 90."""
 
-_READ_AS_TEXT_MESSAGE = (
+_TEXT_LIKE_A_NUMBER = re.compile(r"[-+]?(?:0o?[0-9]+|[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+)")
+"""Texts of YAML 1.1 that look like numbers: `08`, `0o17`, `1e3`."""
+
+_TEXT_LIKE_A_NUMBER_MESSAGE = (
     "YAML reads this as a text; write the number in plain digits, or put it in quotes to mean the text"
 )
-_READ_AS_TEXT = re.compile(r"[-+]?(?:0o?[0-9]+|[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+)")
-"""Texts of YAML 1.1 that look like numbers: `08`, `0o17`, `1e3`."""
 
 LineColumn = tuple[int, int]
 """Both from 1."""
@@ -44,7 +51,11 @@ LineColumn = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Parsed definition; `problems` are those of the YAML. With an error `document` is incomplete."""
+    """Parsed definition.
+
+    - `problems`: those of the YAML. If one is not only a warning, `document` is incomplete.
+    - `positions`: where each value stands, by its path.
+    """
 
     document: JsonValue
     problems: list[Problem]
@@ -66,9 +77,9 @@ def read_source(text: str) -> Source:
 
 
 def read_sources(text: str) -> list[Source]:
-    """Parse YAML documents, up to an invalid one, of JSON's types; never raises.
+    """Parse YAML documents, up to an invalid one, which becomes a problem; never raises.
 
-    Empty ones are ignored unless there is nothing else.
+    Empty documents are ignored unless there is nothing else.
     """
     sources: list[Source] = []
     try:
@@ -78,18 +89,23 @@ def read_sources(text: str) -> list[Source]:
             if document is not None or reader.problems:
                 sources.append(Source(document, reader.problems, reader.positions))
     except yaml.YAMLError as error:
-        parts = (getattr(error, name, None) for name in ("context", "problem", "reason"))
-        reason = ", ".join(str(part) for part in parts if part) or "it cannot be read"
-        mark = getattr(error, "problem_mark", None)
-        remedy = _placeholder_remedy(text, mark) or "check indentation, brackets and quotes there"
-        problem = Problem((), f"is no YAML: {reason}; {remedy}")
-        sources.append(Source(None, [problem], {(): _position(mark)} if mark else {}))
+        sources.append(_unparsed(text, error))
     except _TooManyNodes as error:
         problem = Problem((), f"the file has more than {MAX_FILE_NODES:,} keys and values; split it, or shorten it")
         sources.append(Source(None, [problem], {(): _position(error.mark)}))
     except RecursionError:
         sources.append(Source(None, [Problem((), "is nested too deeply; flatten it")], {}))
     return sources or [Source(None, [], {})]
+
+
+def _unparsed(text: str, error: yaml.YAMLError) -> Source:
+    """Return the source of a document that is no YAML, with the reason and a remedy."""
+    parts = [getattr(error, name, None) for name in ("context", "problem", "reason")]
+    reason = ", ".join(str(part) for part in parts if part) or "it cannot be read"
+    mark: yaml.Mark | None = getattr(error, "problem_mark", None)
+    remedy = _placeholder_remedy(text, mark) or "check indentation, brackets and quotes there"
+    problem = Problem((), f"is no YAML: {reason}; {remedy}")
+    return Source(None, [problem], {(): _position(mark)} if mark else {})
 
 
 class _TooManyNodes(Exception):
@@ -110,14 +126,16 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
-_AT_THE_START = re.compile(rf"(?:^|[\s,\[:-])\{{({'|'.join(PLACEHOLDERS)})\}}")
+_UNQUOTED_PLACEHOLDER = re.compile(rf"(?:^|[\s,\[:-])\{{({'|'.join(PLACEHOLDERS)})\}}")
 """Placeholder at the start of a text without quotes, which YAML reads as the start of an object."""
 
 
 def _placeholder_remedy(text: str, mark: yaml.Mark | None) -> str:
     """Return the remedy for `{project_id}.example` in the line of an error, empty if there is none."""
-    line = "".join(text.splitlines()[mark.line : mark.line + 1]) if mark else ""
-    found = _AT_THE_START.search(line)
+    if mark is None:
+        return ""
+    lines = text.splitlines()
+    found = _UNQUOTED_PLACEHOLDER.search(lines[mark.line]) if mark.line < len(lines) else None
     return f'quote the braces: "{{{found[1]}}}…"' if found else ""
 
 
@@ -138,12 +156,18 @@ def _unquoted_placeholder(node: yaml.MappingNode) -> str | None:
 
 @dataclass(slots=True)
 class _YamlReader:
+    """Reads the values of one document, and collects their positions and problems.
+
+    `ancestors` are the ids of the nodes above the one that is read: a document can refer to itself.
+    """
+
     problems: list[Problem] = field(default_factory=list)
     positions: dict[Path, LineColumn] = field(default_factory=dict)
     ancestors: set[int] = field(default_factory=set)
     nodes: int = 0
 
     def value(self, node: yaml.Node, path: Path) -> JsonValue:
+        """Return the value of a node, with None in place of what has a problem."""
         self.positions.setdefault(path, _position(node.start_mark))
         self.nodes += 1
         if id(node) in self.ancestors or self.nodes > MAX_NODES:
@@ -154,51 +178,64 @@ class _YamlReader:
                 return self._scalar(node, path)
             if isinstance(node, yaml.MappingNode):
                 return self._mapping(node, path)
-            return [self.value(item, (*path, place)) for place, item in enumerate(node.value)]
+            return [self.value(item, (*path, index)) for index, item in enumerate(node.value)]
         finally:
             self.ancestors.discard(id(node))
 
     def _mapping(self, node: yaml.MappingNode, path: Path) -> JsonValue:
-        if placeholder := _unquoted_placeholder(node):
+        placeholder = _unquoted_placeholder(node)
+        if placeholder is not None:
             return self._problem(path, f'YAML reads this as an object; quote the braces: "{{{placeholder}}}"')
         values: dict[str, JsonValue] = {}
         for key_node, value_node in node.value:
             key = key_node.value if isinstance(key_node, yaml.ScalarNode) else "?"
-            here = (*path, key)
-            self.positions.setdefault(here, _position(key_node.start_mark))
-            if key == _MERGE:
-                self._problem(here, "merge keys are not read; write the keys out")
+            path_of_key = (*path, key)
+            self.positions.setdefault(path_of_key, _position(key_node.start_mark))
+            if key == _MERGE_KEY:
+                self._problem(path_of_key, "merge keys are not read; write the keys out")
             elif key_node.tag != _TEXT_TAG:
-                self._problem(here, "a key must be a text; put it in quotes")
+                self._problem(path_of_key, "a key must be a text; put it in quotes")
             elif key in values:
-                self._problem(here, "is given twice; take one out")
+                self._problem(path_of_key, "is given twice; take one out")
             else:
-                values[key] = self.value(value_node, here)
+                values[key] = self.value(value_node, path_of_key)
         return values
 
     def _scalar(self, node: yaml.ScalarNode, path: Path) -> JsonValue:
-        if node.tag in _NUMBER_TAGS and len(node.value) > _MAX_CHARS_OF_ANY_NUMBER:
+        is_number = node.tag in _NUMBER_TAGS
+        if is_number and len(node.value) > _MAX_NUMBER_CHARS:
             return self._problem(path, "is too long for a number; shorten it, or put it in quotes to mean the text")
-        is_plain = node.style is None  # without quotes, not a block
-        plain = node.value if is_plain and len(node.value) <= _MAX_NUMBER_CHARS else ""
         try:
             value = yaml.constructor.SafeConstructor().construct_object(node)
         except (yaml.YAMLError, ValueError):
             return self._problem(path, "is not a JSON value; put it in quotes")
-        if node.tag == _TEXT_TAG and _READ_AS_TEXT.fullmatch(plain):
-            self.problems.append(Problem(path, _READ_AS_TEXT_MESSAGE, warning=True))
-        if node.tag in _NUMBER_TAGS and _NOT_DECIMAL.fullmatch(plain):
-            problem = f"YAML reads {plain} as {value}; write {value}, or put it in quotes to mean the text"
-        elif isinstance(value, float) and not math.isfinite(value):
-            problem = "must be a finite number"
-        elif value is not None and not isinstance(value, str | bool | int | float):
-            problem = f"YAML reads this as a {type(value).__name__}; put it in quotes"
-        elif storable(value) != value:
-            problem = "cannot be stored in the database: NUL, half a character, or more than 64 bits; change it"
-        else:
-            return value
-        return self._problem(path, problem)
+        plain = _unquoted_text(node)
+        if node.tag == _TEXT_TAG and _TEXT_LIKE_A_NUMBER.fullmatch(plain):
+            self.problems.append(Problem(path, _TEXT_LIKE_A_NUMBER_MESSAGE, warning=True))
+        if is_number and _NOT_DECIMAL.fullmatch(plain):
+            message = f"YAML reads {plain} as {value}; write {value}, or put it in quotes to mean the text"
+            return self._problem(path, message)
+        why_not = _not_storable(value)
+        return value if why_not is None else self._problem(path, why_not)
 
     def _problem(self, path: Path, message: str) -> JsonValue:
+        """Record a problem, and return None as the value that has it."""
         self.problems.append(Problem(path, message))
         return None
+
+
+def _unquoted_text(node: yaml.ScalarNode) -> str:
+    """Return the text of a value, empty if it is in quotes or a block, or long."""
+    is_unquoted = node.style is None
+    return node.value if is_unquoted and len(node.value) <= _MAX_EXAMINED_CHARS else ""
+
+
+def _not_storable(value: object) -> str | None:
+    """Return why a value cannot be stored as JSON; None if it can."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "must be a finite number"
+    if value is not None and not isinstance(value, str | bool | int | float):  # such as a date
+        return f"YAML reads this as a {type(value).__name__}; put it in quotes"
+    if storable(value) != value:
+        return "cannot be stored in the database: NUL, half a character, or more than 64 bits; change it"
+    return None

@@ -38,7 +38,7 @@ from openapi_tool.protocol.report import Report, TurnCondition
 from openapi_tool.protocol.settlement import Acknowledge, Settlement
 from openapi_tool.service import kernel_parts, process_parts
 from openapi_tool.settings import Settings
-from openapi_tool.tools import definition, schema
+from openapi_tool.tools import compiled_schema, definition_parser
 from openapi_tool.tools.catalogue import CATALOGUE
 from tests.support import BODY, HEADERS, SUBJECT, SentByMock, waiting_turn
 from tests.unit import test_url_policy as addresses
@@ -219,8 +219,8 @@ def spent_s() -> float:
 
 def forget() -> None:
     """Clear the caches."""
-    definition._parse_cache.clear()  # noqa: SLF001 - only tests clear it
-    schema._compiled.clear()  # noqa: SLF001
+    definition_parser._parse_cache.clear()  # noqa: SLF001 - only tests clear it
+    compiled_schema._cache.clear()  # noqa: SLF001
 
 
 class _Defects(logging.Handler):

@@ -54,7 +54,8 @@ from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.arguments import Arguments, ArgumentSources, OperatorEnvs, is_identity
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.deadlines import Deadline
-from openapi_tool.tools.definition import ToolDefinition, parse_definition
+from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.tools.definition_parser import parse_definition
 from openapi_tool.tools.frames import framed
 from openapi_tool.tools.output import ToolOutput
 from openapi_tool.tools.placeholders import PLACEHOLDERS, placeholder_values, render

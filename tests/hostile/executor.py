@@ -24,7 +24,7 @@ from openapi_tool.local import executor
 from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.service import process
 from openapi_tool.telemetry.loop_lag import monitor_loop_lag
-from openapi_tool.tools.catalogue import SEARCH
+from openapi_tool.tools.operations import SEARCH
 
 PROBE_VARIABLE = "HOSTILE_PROBE"
 SEARCH_PORT_VARIABLE = "HOSTILE_SEARCH_PORT"

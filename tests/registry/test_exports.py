@@ -37,23 +37,18 @@ from openapi_tool.options.tools import ToolOptions
 from openapi_tool.protocol.errors import ToolNotAvailable
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.settings import Settings, SettingsError, load_settings
-from openapi_tool.tools.arguments import Arguments, ArgumentSources, OperatorEnvs, requested_cursor
+from openapi_tool.tools.arguments import Arguments, ArgumentSources, OperatorEnvs
 from openapi_tool.tools.catalogue import CATALOGUE
-from openapi_tool.tools.definition import ToolDefinition, parse_definition
-from openapi_tool.tools.exports import (
-    DuplicateName,
-    all_built_in,
-    complete,
-    defined,
-    openai_functions,
-    registration,
-    system_role,
-    without_duplicates,
-)
+from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.tools.definition_parser import parse_definition
+from openapi_tool.tools.exports import openai_functions, system_role
 from openapi_tool.tools.policy import Authorizer, Denial, Hook, PlannedCall, Policy
 from openapi_tool.tools.registry import stored_row
+from openapi_tool.tools.result_request import requested_cursor
 from openapi_tool.tools.secret_variables import Secrets
 from openapi_tool.tools.session_identities import SessionIdentities
+from openapi_tool.tools.shown_tools import DuplicateName, all_built_in, defined, without_duplicates
+from openapi_tool.tools.stored_rows import complete, registration
 from openapi_tool.tools.time_limits import TimeLimits
 from openapi_tool.tools.tool_names import camel_case, mangled, name_problem, unmangled
 from tests.conftest import PROJECT, search_tool

@@ -41,11 +41,12 @@ from openapi_tool.testing import InProcessExecutor
 from openapi_tool.tools.arguments import OperatorEnvs
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.declaration import json_schema
-from openapi_tool.tools.definition import parse_definition, stored_record
-from openapi_tool.tools.exports import registration
+from openapi_tool.tools.definition import stored_record
+from openapi_tool.tools.definition_parser import parse_definition
 from openapi_tool.tools.lint import LintLimits
 from openapi_tool.tools.problems import Problem
 from openapi_tool.tools.registry import COLUMNS, RegistryError
+from openapi_tool.tools.stored_rows import registration
 from openapi_tool.tools.yaml_source import MAX_BYTES, read_source, read_sources
 from tests.conftest import PROJECT, search_tool
 from tests.registry.conftest import served

@@ -35,8 +35,7 @@ from openapi_tool.protocol.jsontext import object_at
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.telemetry.redact import MASK, Redactor
 from openapi_tool.testing import ToolResult
-from openapi_tool.tools import bounds, schema
-from openapi_tool.tools import definition as definition_bounds
+from openapi_tool.tools import bounds, compiled_schema, definition_parser, schema
 from openapi_tool.tools.argument_names import fold, probably_meant
 from openapi_tool.tools.arguments import IDENTITY_ARGUMENTS, Arguments, ArgumentSources, OperatorEnvs
 from openapi_tool.tools.bounds import (
@@ -51,11 +50,12 @@ from openapi_tool.tools.bounds import (
     row_problems,
 )
 from openapi_tool.tools.catalogue import CATALOGUE
-from openapi_tool.tools.definition import ToolDefinition, parse_definition
-from openapi_tool.tools.exports import registration
+from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.tools.definition_parser import parse_definition
 from openapi_tool.tools.problems import MAX_PROBLEMS
 from openapi_tool.tools.schema import schema_problems
 from openapi_tool.tools.session_identities import SessionIdentities
+from openapi_tool.tools.stored_rows import registration
 from tests.answering import ToolsOverTransport, serving
 from tests.requirements import requirement
 from tests.support import definition, identity, resident_bytes, search_output, tool_call
@@ -299,7 +299,7 @@ def measure(make: Callable[[int], dict[str, Any]], alive: list[Any]) -> tuple[fl
     gc.collect()
     before = resident_bytes()
     for text in texts:
-        compiled = schema._compile(json.loads(text), len(text))  # noqa: SLF001 - its estimate is tested
+        compiled = compiled_schema._compile(json.loads(text), len(text))  # noqa: SLF001 - its estimate is tested
         alive.append(compiled)
         compiled.validator.is_valid({f"p{m}": f"{m * 7919:b}" * 150 for m in range(20)})
     gc.collect()
@@ -328,19 +328,22 @@ def test_forty_of_the_largest_tools_stay_within_the_cache_limits() -> None:
             found = parse_definition(record(LARGEST[case](number)))
             schema_problems(found.schema, {"query": "x"})
     gc.collect()
-    assert schema._compiled.currsize <= schema.MAX_CACHE_BYTES  # noqa: SLF001
-    assert resident_bytes() - before < schema.MAX_CACHE_BYTES + definition_bounds.MAX_CACHE_BYTES + 3 * SLACK_BYTES
+    assert compiled_schema._cache.currsize <= compiled_schema.MAX_CACHE_BYTES  # noqa: SLF001
+    assert (
+        resident_bytes() - before
+        < compiled_schema.MAX_CACHE_BYTES + definition_parser.MAX_CACHE_BYTES + 3 * SLACK_BYTES
+    )
 
 
 @requirement("definition.bounds")
 def test_cache_of_definitions_is_limited_in_bytes() -> None:
-    results = definition_bounds._parse_cache  # noqa: SLF001
+    results = definition_parser._parse_cache  # noqa: SLF001
     for number in range(200):
         parse_definition(record(filled({"title": f"one of many {number}"})))
         with pytest.raises(ToolMisconfigured):
             parse_definition(record({"$ref": f"#{number}"}))
     cached = sum(memory_bytes(result.definition.schema) for result in results.values() if result.definition)
-    assert cached <= results.currsize <= definition_bounds.MAX_CACHE_BYTES
+    assert cached <= results.currsize <= definition_parser.MAX_CACHE_BYTES
     assert len(results) > 20
 
 
@@ -785,13 +788,13 @@ def test_many_errors_of_many_arguments_are_not_all_collected(monkeypatch: pytest
     for _ in range(6):
         rule = {"allOf": [rule, rule]}
     located: list[int] = []
-    find = schema._located  # noqa: SLF001
+    find = schema._problems_of  # noqa: SLF001
 
     def counted(*given: Any) -> Any:
         located.append(1)
         return find(*given)
 
-    monkeypatch.setattr(schema, "_located", counted)
+    monkeypatch.setattr(schema, "_problems_of", counted)
     problems = schema_problems({"type": "object", "additionalProperties": rule}, {f"a{n}": n for n in range(218)})
     assert problems
     assert 0 < len(located) <= 3_000

@@ -28,7 +28,8 @@ from openapi_tool.protocol.errors import ToolError, ToolTimeout, UpstreamUnavail
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.deadlines import Deadline
-from openapi_tool.tools.definition import ToolDefinition, parse_definition
+from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.tools.definition_parser import parse_definition
 from openapi_tool.tools.output import NO_USAGE, Item, Meter, ToolOutput, Usage
 from openapi_tool.tools.session_identities import SessionIdentities
 from tests.answering import MAX_BYTES, ToolsOverTransport, for_request, serving

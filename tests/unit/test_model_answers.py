@@ -28,16 +28,18 @@ from openapi_tool.jina.resolved_parameters import resolve_parameters, with_token
 from openapi_tool.local.recordings import load_recordings
 from openapi_tool.protocol.errors import BadRequest, ToolMisconfigured, UpstreamRejected, UpstreamUnavailable
 from openapi_tool.testing import InProcessExecutor, ToolResult, recorded
-from openapi_tool.tools.arguments import Arguments, ArgumentSources, OperatorEnvs, requested_tokens
+from openapi_tool.tools.arguments import Arguments, ArgumentSources, OperatorEnvs
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition
-from openapi_tool.tools.exports import all_built_in, openai_functions
+from openapi_tool.tools.exports import openai_functions
 from openapi_tool.tools.frames import Part, framed
 from openapi_tool.tools.output import Item, ToolOutput, Usage
 from openapi_tool.tools.result import RenderedResult, success
 from openapi_tool.tools.result_limit import ResultLimit
+from openapi_tool.tools.result_request import requested_tokens
 from openapi_tool.tools.schema import schema_problems
 from openapi_tool.tools.session_identities import SessionIdentities
+from openapi_tool.tools.shown_tools import all_built_in
 from openapi_tool.tools.tokens import estimate_tokens
 from openapi_tool.tools.truncation import truncate
 from scripts import answers

@@ -10,7 +10,8 @@ import respx
 
 from openapi_tool.testing import ToolResult
 from openapi_tool.tools.argument_hints import MAIN_NAMES
-from openapi_tool.tools.catalogue import CATALOGUE, OPERATIONS
+from openapi_tool.tools.catalogue import CATALOGUE
+from openapi_tool.tools.operations import OPERATIONS
 from tests.requirements import requirement
 from tests.support import definition, each
 

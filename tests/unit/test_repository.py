@@ -557,17 +557,17 @@ import asyncio, json
 from dataclasses import replace
 import respx
 from pydantic import SecretStr
-from openapi_tool.tools import catalogue
+from openapi_tool.tools import catalogue, operations
 
 segment = replace(
-    catalogue.SEARCH, name="segment", ability="split texts", argument="content", main_parameter="content",
+    operations.SEARCH, name="segment", ability="split texts", argument="content", main_parameter="content",
     main_parameter_names=frozenset({"content"}), paths={"": "/segment", "/": "/segment"}, limits="reader",
     min_tokens=30_000,
 )
 class Arguments(catalogue._CommonOptions):
     content: catalogue.Text
 tool = replace(catalogue.CATALOGUE["jina.search"], name="jina.segment", operation=segment, arguments=Arguments)
-catalogue.OPERATIONS += (segment,)
+operations.OPERATIONS += (segment,)
 catalogue.CATALOGUE = {**catalogue.CATALOGUE, tool.name: tool}
 
 from openapi_tool.jina import conversions, endpoints, failure_rules, parameters, response
@@ -580,7 +580,9 @@ from openapi_tool.state.port import Stored
 from openapi_tool.protocol.errors import BadRequest
 from openapi_tool.telemetry import metrics
 from openapi_tool.testing import InProcessExecutor
-from openapi_tool.tools.exports import all_built_in, registration, system_role
+from openapi_tool.tools.exports import system_role
+from openapi_tool.tools.shown_tools import all_built_in
+from openapi_tool.tools.stored_rows import registration
 from openapi_tool.tools.deadlines import Deadline
 from openapi_tool.tools.output import Item, ToolOutput
 

@@ -19,17 +19,18 @@ from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.quotas.options import KeyLimits
 from openapi_tool.tools.argument_names import fold
 from openapi_tool.tools.arguments import Arguments, ArgumentSources, OperatorEnvs
-from openapi_tool.tools.catalogue import CATALOGUE, OPERATIONS, READER, BuiltInTool, DuplicateTool, Operation, catalogue
+from openapi_tool.tools.catalogue import CATALOGUE, BuiltInTool, DuplicateTool, catalogue
 from openapi_tool.tools.declaration import (
     Args,
     LegacyUpstream,
     Options,
-    Section,
     Upstream,
     file_problems,
     suspend_timeout,
 )
-from openapi_tool.tools.definition import parse_definition, parse_for_linter
+from openapi_tool.tools.declaration_section import Section
+from openapi_tool.tools.definition_parser import parse_definition, parse_for_linter
+from openapi_tool.tools.operations import OPERATIONS, READER, Operation
 from openapi_tool.tools.output import Item, ToolOutput, Usage
 from openapi_tool.tools.placeholders import PLACEHOLDERS, render
 from openapi_tool.tools.result import RenderedResult, failure, success
