@@ -631,7 +631,7 @@ LOSS = (
         "tests/races/test_intake.py::test_waiting_commands_are_handed_back_while_calls_cannot_be_finished",
     ),
     Mutation(
-        "kernel/jetstream/scheduler.py",
+        "kernel/jetstream/fair_queue.py",
         "            flow.start = max(flow.start, self._virtual_time)\n",
         "",
         "tests/unit/test_bus.py::test_a_project_that_was_idle_gets_no_credit_for_it",

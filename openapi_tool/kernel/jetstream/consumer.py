@@ -32,7 +32,7 @@ from openapi_tool.kernel.jetstream.leases import Leases
 from openapi_tool.kernel.jetstream.look_ahead import LookAhead
 from openapi_tool.kernel.jetstream.pull_consumer import ConsumerGone, PullConsumer
 from openapi_tool.kernel.jetstream.running_calls import RunningCalls
-from openapi_tool.kernel.jetstream.scheduler import new_scheduler
+from openapi_tool.kernel.jetstream.scheduler import FairScheduler
 from openapi_tool.kernel.jetstream.slots import Slots
 from openapi_tool.kernel.jetstream.streams import Durable, ensure_durable
 from openapi_tool.nats_client.client import BusClient
@@ -81,7 +81,7 @@ class CommandConsumer:
         self._slots = slots
         # What a command passes: it is held, runs under a lease if need be, and is kept by heartbeats meanwhile.
         self.leases = Leases(client, ack_wait_s, options.replicas, clock.time)
-        self._intake = Intake(options.executor, new_scheduler(options.fairness), client.publish)
+        self._intake = Intake(options.executor, FairScheduler(options.fairness.weights), client.publish)
         self._command_runner = CommandRunner(self.leases, dead_letters, handle, options.executor)
         self._running = RunningCalls(self._command_runner.run, slots, options.executor.concurrency, self._ended)
         self._heartbeats = Heartbeats(self.leases, ack_wait_s)

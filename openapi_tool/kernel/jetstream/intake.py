@@ -21,7 +21,7 @@ from openapi_tool.kernel.jetstream.deliveries import delivery_of, metadata_of
 from openapi_tool.kernel.jetstream.hand_back import HandBackQueue, Publish
 from openapi_tool.kernel.jetstream.hand_back_delays import HandBackDelays
 from openapi_tool.kernel.jetstream.held import HeldCommand
-from openapi_tool.kernel.jetstream.scheduler import Scheduler
+from openapi_tool.kernel.jetstream.scheduler import FairScheduler
 from openapi_tool.options.executor import ExecutorOptions
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.telemetry import metrics
@@ -38,7 +38,7 @@ _LOG_EVERY_S = 60.0  # least time between two log lines about a full intake
 class Intake:
     """Holds commands, in `commands` by stream sequence; `scheduler` orders those that wait for a slot."""
 
-    def __init__(self, options: ExecutorOptions, scheduler: Scheduler, publish: Publish) -> None:
+    def __init__(self, options: ExecutorOptions, scheduler: FairScheduler, publish: Publish) -> None:
         self._options = options
         self._scheduler = scheduler
         self.commands: dict[int, HeldCommand] = {}
@@ -118,7 +118,7 @@ class Intake:
         project = held.claimed_agent.project
         self.release(held)
         self._delays.finished(project, duration_s)
-        self._scheduler.finished(held, cost=requests)
+        self._scheduler.finished(held, requests)
 
     def release(self, held: HeldCommand) -> None:
         """Stop holding a command."""
