@@ -566,7 +566,7 @@ LOSS = (
     ),
     Mutation(
         "kernel/jetstream/leases.py",
-        "return None if record.expires_at > now and record.owner != self._owner else self._owned(record)",
+        "return None if is_held_by_other else self._owned(record)",
         "return self._owned(record)",
         "tests/wire/test_reliability.py::test_a_redelivered_command_has_one_owner_until_its_lease_ends",
     ),
@@ -650,7 +650,7 @@ LOSS = (
     ),
     Mutation(
         "kernel/jetstream/look_ahead.py",
-        "while batch := self._batch():",
+        "while batch := self._wanted():",
         "while batch := 0:",
         "tests/wire/test_intake.py::test_a_command_behind_the_backlog_of_another_project_runs_next",
     ),
