@@ -548,7 +548,7 @@ LOSS = (
     ),
     Mutation(
         "kernel/jetstream/command_runner.py",
-        "await shielded(self._settle(held, settlement), _SETTLE_S)",
+        "await shielded(self._settle(held, settlement), _SETTLE_TIMEOUT_S)",
         "await self._settle(held, settlement)",
         "tests/races/test_cancellation.py::test_a_call_in_an_outage_cancelled_at_any_await_is_handed_back_once",
     ),
@@ -638,7 +638,7 @@ LOSS = (
     ),
     Mutation(
         "kernel/jetstream/slots.py",
-        "(self._max_of_project if self._several_projects else self._limit)",
+        "self._max_of_project if self._several_projects else self._limit",
         "self._limit",
         "tests/races/test_intake.py::test_calls_of_one_project_that_never_end_leave_slots_for_others",
     ),

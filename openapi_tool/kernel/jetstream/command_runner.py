@@ -33,7 +33,7 @@ Handler = Callable[[Delivery], Awaitable[Settlement]]
 
 _ACK_TIMEOUT_S = 5.0  # until the server has confirmed an acknowledgement
 _HAND_BACK_TIMEOUT_S = 2.0  # after a cancellation, for a hand-back or to count a run
-_SETTLE_S = 6.0  # after a cancellation, for a settlement; longer than _ACK_TIMEOUT_S
+_SETTLE_TIMEOUT_S = 6.0  # after a cancellation, for a settlement; longer than _ACK_TIMEOUT_S
 
 _SUSPECT_RUNS = 2  # a command with this many lost runs is a suspect: it may kill executors
 _SUSPECTS_SHARE = 1 / 4
@@ -47,7 +47,7 @@ _SUSPECT_RETRY_S = 0.5  # until the redelivery of a suspect for which no slot wa
 class _RunLater:
     """The command is not run here now: another executor runs it, or no slot for suspects is free.
 
-    It is redelivered after `retry_in_s` seconds.
+    This stands for a settlement: the command is handed back, and redelivered after `retry_in_s` seconds.
     """
 
     retry_in_s: float
@@ -70,10 +70,10 @@ class CommandRunner:
 
     async def run(self, held: HeldCommand) -> None:
         """Handle and settle a command; a cancellation does not interrupt a settlement that is decided."""
-        CALL_FIELDS.set(partial(ids_of, held.delivery))
+        CALL_FIELDS.set(partial(ids_of, held.delivery))  # of log lines from here on, made only if one is written
         try:
             settlement = await self._handle_under_lease(held)
-            await shielded(self._settle(held, settlement), _SETTLE_S)
+            await shielded(self._settle(held, settlement), _SETTLE_TIMEOUT_S)
         except asyncio.CancelledError as cancelled:
             if held.settling:
                 _log_unsettled(held, cancelled)
@@ -177,13 +177,9 @@ def _log_unsettled(
 
 def _log_redelivery(delivery: Delivery, lease: Lease | LeaseTaken) -> None:
     metrics.REDELIVERED.inc()
-    log.info(
-        "command redelivered",
-        extra={
-            "action": "call.redelivered",
-            "attempt": delivery.number,
-            "lost": lease.lost if isinstance(lease, Lease) else None,
-            "retry_in_s": round(lease.retry_in_s, 3) if isinstance(lease, LeaseTaken) else None,
-        }
-        | ids_of(delivery),
-    )
+    fields: dict[str, object] = {"attempt": delivery.number, "lost": None, "retry_in_s": None}
+    if isinstance(lease, Lease):
+        fields["lost"] = lease.lost
+    else:
+        fields["retry_in_s"] = round(lease.retry_in_s, 3)
+    log.info("command redelivered", extra={"action": "call.redelivered"} | fields | ids_of(delivery))

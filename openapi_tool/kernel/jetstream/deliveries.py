@@ -1,4 +1,7 @@
-"""Turn messages of NATS into deliveries of commands."""
+"""Turn messages of NATS into deliveries of commands.
+
+A *delivery* is one of possibly several times that JetStream sends the same command, with its number from 1 on.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ def delivery_of(message: Msg) -> Delivery:
     data, headers = message.data, message.headers
     message.data = b""
     message.headers = None
-    place = metadata.stream, metadata.sequence.stream  # `sequence.stream` is the sequence in the stream
+    place = metadata.stream, metadata.sequence.stream  # the second is the message's sequence in the stream
     return stored_delivery(
         place, message.subject, headers or {}, data, metadata.timestamp, number=metadata.num_delivered
     )
