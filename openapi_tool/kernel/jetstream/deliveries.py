@@ -54,23 +54,28 @@ def delivery_of(message: Msg) -> Delivery:
     data, headers = message.data, message.headers
     message.data = b""
     message.headers = None
-    place = metadata.stream, metadata.sequence.stream  # the second is the message's sequence in the stream
     return stored_delivery(
-        place, message.subject, headers or {}, data, metadata.timestamp, number=metadata.num_delivered
+        stream=metadata.stream,
+        sequence=metadata.sequence.stream,  # in the stream; `sequence.consumer` would be the number of the delivery
+        subject=message.subject,
+        headers=headers or {},
+        data=data,
+        published_at=metadata.timestamp,
+        number=metadata.num_delivered,
     )
 
 
 def stored_delivery(
-    place: tuple[str, int],
+    *,
+    stream: str,
+    sequence: int,
     subject: str,
     headers: Mapping[str, str],
     data: bytes,
     published_at: datetime,
-    *,
     number: int = 1,
 ) -> Delivery:
-    """Return the delivery of this `number` of a stored message; `place` is its stream and sequence."""
-    stream, sequence = place
+    """Return the delivery of this `number` of the message that a stream holds at a sequence."""
     too_large = len(data) > MAX_BODY_BYTES
     return Delivery(
         subject=subject,
