@@ -1,5 +1,8 @@
 """Configuration of nats-server that gives each operator's login an account of its own, apart from the streams.
 
+An *account* of NATS is a set of users with subjects and streams of their own. What one account exports, another one can
+import.
+
 In one account, permissions do not limit an operator enough: NATS does not check the reply subject of a request. If the
 operator names the subject of another request there, such as one that deletes a stream, the server's answer to the
 permitted request is taken for that request. Between accounts the server replaces reply subjects, so that the operator

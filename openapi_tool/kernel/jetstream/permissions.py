@@ -34,9 +34,10 @@ class Permissions:
         return {name: {"allow": list(subjects)} for name, subjects in asdict(self).items()}
 
     def union(self, other: Permissions) -> Permissions:
-        """Return both permissions."""
-        publish, subscribe = (*self.publish, *other.publish), (*self.subscribe, *other.subscribe)
-        return Permissions(tuple(dict.fromkeys(publish)), tuple(dict.fromkeys(subscribe)))
+        """Return both permissions, each subject once."""
+        publish = dict.fromkeys(self.publish + other.publish)
+        subscribe = dict.fromkeys(self.subscribe + other.subscribe)
+        return Permissions(tuple(publish), tuple(subscribe))
 
     def over(self, domain: str | None, inbox: str) -> Permissions:
         """Return the permissions for another JetStream domain and inbox prefix."""
@@ -58,8 +59,8 @@ def executor_permissions(options: DurableOptions, stream: str, *, session_key: b
     - `session_key`: whether the settings contain the session key, so that it is not stored in NATS.
     - `quotas`: whether the records of quotas are in the kernel's NATS, too.
     """
-    notices = hand_back.notice_subject(stream, options.name)  # of commands that a replica handed back
-    project = options.filter_subject.split(".")[2]  # of cg.VERSION.PROJECT.…; `*` for all projects
+    notices = hand_back.notice_subject(stream, options.name)  # by which replicas tell which commands were never run
+    _, _, project, *_ = options.filter_subject.split(".")  # cg.VERSION.PROJECT.…; `*` for all projects
     key_record = f"$KV.{shared_bucket.BUCKET}.{stored_session_key.SESSION_KEY}"
     own = Permissions(
         (
