@@ -87,8 +87,9 @@ class ResultOrder:
         self._min_result_delay_s = min_result_delay_s
         self._max_wait_s = max_wait_s
         self._clock = clock
-        self._lines = KeyedLock()  # of each turn: results of this process that wait for their commit
-        self._written_at: LRUCache[_Turn, float] = LRUCache(_MAX_TURNS)  # when a waiting result was written last
+        self._lines = KeyedLock()  # for each turn, a line of the results of this process that wait for their commit
+        # When a result of the turn that had waited in line was written last, on the event loop's clock.
+        self._written_at: LRUCache[_Turn, float] = LRUCache(_MAX_TURNS)
 
     def begin(
         self, delivery: Delivery, identity: CallIdentity, waiting_turn: WaitingTurnRecord, slot: CallSlot
@@ -125,14 +126,15 @@ class ResultOrder:
         The only call of its step writes at once. Otherwise the results of this process wait in line, and the first in
         the line writes once the turn is not busy. A result that has waited as long as it may is written in any case.
         """
-        if wait.waiting_turn.suspends and self._remaining_s(wait) > 0:
-            with suppress(TurnBusy):
+        may_wait = wait.waiting_turn.suspends and self._remaining_s(wait) > 0
+        if may_wait:
+            with suppress(TurnBusy):  # the step has other commands
                 return await write_rows(TurnCondition.no_other_command())
             async with AsyncExitStack() as line:
                 await self._reach_the_front(wait, line)
-                with suppress(TurnBusy):
+                with suppress(TurnBusy):  # still, after the longest wait
                     return await self._write_when_quiet(wait, write_rows, is_turn_busy)
-        return await write_rows(None)
+        return await write_rows(None)  # without a condition
 
     async def _write_when_quiet(self, wait: CommitWait, write_rows: Write, is_turn_busy: IsTurnBusy) -> bool:
         """Write the rows once the turn is not busy with results of other replicas, or of other tools.
@@ -147,7 +149,9 @@ class ResultOrder:
                     written = await write_rows(condition)
                     self._written_at[wait.turn] = asyncio.get_running_loop().time()
                     return written
-                pause_s *= 2  # another replica was faster, or holds the lock: send a large result less often
+                # Since the look at the turn, another replica wrote a result, or it holds the turn's lock. The rows may
+                # be large, so they are sent less and less often.
+                pause_s *= 2
             with wait.without_slot():
                 await asyncio.sleep(min(pause_s, remaining_s))
         raise TurnBusy
@@ -155,7 +159,8 @@ class ResultOrder:
     async def _reach_the_front(self, wait: CommitWait, line: AsyncExitStack) -> None:
         """Wait until the result is the first of its turn's line; give up when it has waited as long as it may.
 
-        Each result before it that is written makes that time longer (`_remaining_s`), hence the loop.
+        `line` then holds the place until it is closed. Each result before this one that is written lets it wait for
+        longer (`_remaining_s`), hence the loop.
         """
         with wait.without_slot():
             while (remaining_s := self._remaining_s(wait)) > 0:
@@ -167,7 +172,8 @@ class ResultOrder:
     def _remaining_s(self, wait: CommitWait) -> float:
         """Return the seconds for which a result may still wait; 0 or less if it may not.
 
-        A result is written only when the one before it was read, so each written result shows that the worker reads.
+        A result is written only when the one before it was read, so each written result shows that the worker reads. If
+        none was written for MAX_STALL_S, the worker does not read, and further waiting has no use.
         """
         progress_at = max(wait.ready_at, self._written_at.get(wait.turn, 0.0))
         return min(wait.ends_at, progress_at + MAX_STALL_S) - asyncio.get_running_loop().time()
