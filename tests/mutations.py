@@ -290,7 +290,7 @@ IDENTITY = (
         "tests/unit/test_executor.py::test_parked_result_is_not_found_by_another_project_agent_or_turn",
     ),
     Mutation(
-        "kernel/postgres/queries.py",
+        "kernel/postgres/call_rows.py",
         "where tenant_id = $1 and tool_call_id = $2",
         "where $1::text is not null and tool_call_id = $2",
         "tests/wire/test_inspect.py::test_no_call_of_another_project_is_shown",

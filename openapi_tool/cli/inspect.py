@@ -24,7 +24,7 @@ from openapi_tool.kernel.jetstream.command_state import (
     with_holder,
 )
 from openapi_tool.kernel.jetstream.dead_letter_records import without_secrets
-from openapi_tool.kernel.postgres.queries import CallRows, call_rows
+from openapi_tool.kernel.postgres.call_rows import CallRows, call_rows
 from openapi_tool.nats_client.client import BusClient
 from openapi_tool.nats_client.users import NatsUser
 from openapi_tool.protocol.jsontext import storable_text

@@ -24,7 +24,7 @@ from openapi_tool.cli.output import fail, or_dash, print_json, print_status
 from openapi_tool.cli.statistics import show_statistics_of
 from openapi_tool.cli.tables import Rows, cell, output
 from openapi_tool.kernel.postgres.failures import located
-from openapi_tool.kernel.postgres.queries import MAX_ROWS, reported, usage
+from openapi_tool.kernel.postgres.usage import MAX_ROWS, requests_and_tokens, usage
 from openapi_tool.kernel.postgres.usage_keys import By
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.subjects import is_token
@@ -231,7 +231,7 @@ async def _read_both(
         print_status(f"no data for requests without a card, which are in the accounts of budgets: {reason}")
         return rows, {}
     spans = [(datetime.fromtimestamp(one.start, UTC), datetime.fromtimestamp(one.end, UTC)) for one in held]
-    stored = [Amount(*cards) for cards in await reported(pool, project, spans, actor_id)] if spans else []
+    stored = [Amount(*cards) for cards in await requests_and_tokens(pool, project, spans, actor_id)] if spans else []
     return rows, without_result(held, stored)
 
 
