@@ -1,7 +1,8 @@
-"""Checks of a database before its first use, and by the health check.
+"""Checks of a database before its first use, and by the health check: that it is the kernel's, and that results fit in.
 
 `check_access` is one cheap statement. It also returns the *shape* of the tables, a hash of what the other checks depend
-on, so that `check_database` need not run again until the shape changes.
+on, so that `check_database` need not run again until the shape changes. The checks depend on the version of the
+kernel's protocol, whose `Statements` are to be executed later.
 """
 
 from __future__ import annotations
@@ -83,10 +84,12 @@ join pg_catalog.pg_namespace as n on n.oid = c.relnamespace
 where n.nspname = 'state' and c.relname = 'agent_inbox' and a.attnum > 0 and not a.attisdropped
 """
 
+
 # Tables of $1 of which a policy may hide rows.
 _ROW_SECURITY = """
 select string_agg(name, ', ') from unnest($1::text[]) as name where row_security_active(to_regclass(name))
 """
+
 # Columns of the tables $1 that must have a value, apart from the columns $2 (`table.column`) that COMMIT writes. Only
 # tables that COMMIT writes count.
 _REQUIRED_COLUMNS = """
@@ -99,8 +102,8 @@ where attnum > 0 and attnotnull and not (attisdropped or atthasdef or attidentit
 _MAY_BE_NULL = {"enqueue_mode", "parent_step_id", "tracestate", "target_agent_turn_id"}
 """Columns to which COMMIT may write null."""
 
-_INSERTS = re.compile(r"insert into (\S+) \(([^)]*)\)")  # table and columns of an INSERT
-_SAMPLE_LOAD = (*("x",) * 5, None, "x", "x")  # parameters of LOAD
+_INSERTS = re.compile(r"insert into (\S+) \(([^)]*)\)")  # table and columns of `insert into cards (card_id, …)`
+_SAMPLE_LOAD = ("x", "x", "x", "x", "x", None, "x", "x")  # parameters of LOAD; the sixth has a type of the version
 _WRONG_TYPES = (asyncpg.DataError, asyncpg.DatatypeMismatchError, asyncpg.UndefinedFunctionError)
 
 
@@ -131,7 +134,7 @@ async def check_database(connection: asyncpg.Connection, statements: Statements,
     """Check access, unique indexes, columns and their privileges; return the tables' shape. Raises Unavailable."""
     shape = await check_access(connection, timeout_s)
     missing = await missing_indexes(connection, timeout_s)
-    try:
+    try:  # to plan the statements shows whether columns and their privileges are there
         await _explain(connection, statements.LOAD, _SAMPLE_LOAD, timeout_s)
         await _explain(connection, statements.COMMIT, statements.SAMPLE_COMMIT, timeout_s)
     except _WRONG_TYPES as error:  # the driver encodes a sample value by its column's type
@@ -169,11 +172,12 @@ async def _check_required_columns(
     connection: asyncpg.Connection, statements: Statements, timeout_s: float | None
 ) -> None:
     """Raise NeedsOperator if a row needs a value that COMMIT does not write."""
-    inserts: dict[str, set[str]] = {}
-    for table, columns in _INSERTS.findall(statements.COMMIT):
-        given = set(columns.replace(",", " ").split()) - _MAY_BE_NULL
-        inserts[table] = inserts.get(table, given) & given  # of two inserts into cards, the columns that both write
-    written = [f"{table}.{column}" for table, columns in inserts.items() for column in columns]
+    columns_by_table: dict[str, set[str]] = {}
+    for table, names in _INSERTS.findall(statements.COMMIT):
+        columns = set(names.replace(",", " ").split()) - _MAY_BE_NULL
+        # COMMIT has two inserts into cards: only a column that both write has a value in each row.
+        columns_by_table[table] = columns_by_table.get(table, columns) & columns
+    written = [f"{table}.{column}" for table, columns in columns_by_table.items() for column in columns]
     required = await connection.fetchval(_REQUIRED_COLUMNS, list(_TABLES), written, timeout=timeout_s)
     if required:
         raise NeedsOperator(f"PostgreSQL: columns that this version does not write are required: {required}", UPGRADE)
@@ -186,6 +190,7 @@ async def refuse_other_version(
     columns = set(await connection.fetchval(_INBOX_COLUMNS, timeout=timeout_s) or ())
     versions = {version for version, other in STATEMENTS.items() if other.INBOX_COLUMN in columns}
     expected = statements.VERSION
+    # With the columns of no version, or of several, the version is unknown; then other checks say what is missing.
     if len(versions) == 1 and expected not in versions:
         raise NeedsOperator(
             f"PostgreSQL: this is a database of protocol {versions.pop()}, but {expected} is configured for it",
