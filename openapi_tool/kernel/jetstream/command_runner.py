@@ -1,7 +1,8 @@
 """Run one command in a slot: take its lease if it was redelivered, handle it, settle it or hand it back.
 
-A run is *lost* if its process ended before the command was settled or handed back. Lost runs are counted, so that a
-command which kills executors is not run forever.
+A *lease* is the right of one executor to run a redelivered command, whose first run may still be in progress elsewhere.
+A run is *lost* if its process ended before the command was settled or handed back. Lost runs are counted in the lease's
+record, so that a command which kills executors is not run forever.
 """
 
 from __future__ import annotations
@@ -91,11 +92,11 @@ class CommandRunner:
 
         | the command | lost runs in its record | forgive one |
         | --- | --- | --- |
-        | was never run | there is no record, which counts as one lost run | yes, unless it is overdue |
+        | was never run | there is none; a new one begins with one lost run, this one | yes, unless it is overdue |
         | was redelivered, and has no lease yet | without this run | no |
         | has a lease and is counted (`_count_run`) | with this run | yes, unless it is overdue |
 
-        An overdue run was cancelled as a defect, and stays lost.
+        An overdue run was cancelled as a defect, because it exceeded every time limit, and stays lost.
         """
         if held.never_run:
             return await self._handle(held.delivery)
@@ -106,7 +107,7 @@ class CommandRunner:
             return _RunLater(lease.retry_in_s)
         if lease.lost < _SUSPECT_RUNS:
             return await self._begin_and_handle(held, lease)
-        if self._suspect_slots.locked():
+        if self._suspect_slots.locked():  # suspects run in all of them
             await self._leases.release(lease)
             return _RunLater(_SUSPECT_RETRY_S)  # waiting here would block a slot
         async with self._suspect_slots:

@@ -5,9 +5,10 @@ fetches commands for free slots; while all slots are busy, the look-ahead fetche
 slot is free, `RunningCalls` runs them. All executors (*replicas*) share one *durable*, JetStream's record of which
 commands are delivered and settled.
 
-A command is *held* from its delivery until it is settled. Meanwhile heartbeats tell the server not to deliver it again.
-It is *stale* if its heartbeats did not reach the server in time, so that the server may have redelivered it to another
-replica. A stale command needs a lease before it runs (`leases.py`). To *drain* is to stop without losing a command.
+A command is *held* from its delivery until it is *settled*: acknowledged, handed back to the server for another
+delivery, or kept as a dead letter. Meanwhile heartbeats tell the server not to deliver it again. It is *stale* if its
+heartbeats did not reach the server in time, so that the server may have redelivered it to another replica. A stale
+command needs a lease before it runs (`leases.py`). To *drain* is to stop without losing a command.
 """
 
 from __future__ import annotations
@@ -59,8 +60,9 @@ class BackgroundTaskEnded(Exception):
 class CommandConsumer:
     """Fetches commands, holds them until a slot is free, and sends heartbeats until they are settled.
 
-    - `handle`: runs the call of a command; returns how the command is to be settled.
-    - `fetch_mode`: returns how many commands may be fetched. If the database fails, that is none, or one as a probe.
+    - `handle`: the pipeline, which runs the call of a command, and returns how the command is to be settled.
+    - `fetch_mode`: returns how many commands may be fetched. If the database fails, that is none, or one as a probe
+      (a test whether it works again).
     - `clock`: is set to the server's time here, which leases use.
     """
 
@@ -145,7 +147,8 @@ class CommandConsumer:
     async def stop(self, grace_s: float, hand_back_s: float = _HAND_BACK_TIMEOUT_S) -> None:
         """Drain: stop fetching, hand back waiting commands, let calls finish, hand back the others.
 
-        1. At once: commands that wait for a slot, and calls that wait for a permit and have sent no request.
+        1. At once: commands that wait for a slot, and calls that have sent no request because the rate limit made them
+           wait.
         2. After `grace_s` seconds: calls that have not finished; they are cancelled, which hands their commands back.
         3. `hand_back_s` seconds later: what is not handed back by then is redelivered after AckWait.
 

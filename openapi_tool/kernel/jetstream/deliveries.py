@@ -30,12 +30,12 @@ def shown_subject(subject: str) -> str:
 class ForeignMessage(Exception):
     """Message that JetStream did not send, so it cannot be settled.
 
-    Any client with the permission may publish to the inbox on which commands arrive.
+    Any client with the permission may publish to the subject on which commands arrive here.
     """
 
 
 def metadata_of(message: Msg) -> Msg.Metadata:
-    """Return stream sequence and delivery count. Raises ForeignMessage."""
+    """Return stream sequence and number of the delivery, from the reply subject. Raises ForeignMessage."""
     try:
         message.reply.encode()  # fails for lone surrogates: the message could not be acknowledged on such a subject
         metadata = message.metadata
@@ -86,5 +86,5 @@ def stored_delivery(
         stream_sequence=sequence,
         stream=stream,
         truncated_body=BodyDigest.of(data) if too_large else None,
-        headers_complete=getattr(headers, "complete", True),
+        headers_complete=getattr(headers, "complete", True),  # False: it had more headers than BusClient reads
     )
