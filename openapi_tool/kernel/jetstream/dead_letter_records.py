@@ -69,8 +69,9 @@ class DeadLetter:
 
     @property
     def version(self) -> str:
-        """Return the protocol version in the subject; empty if it has none."""
-        return self.subject.split(".", 2)[1] if "." in self.subject else ""
+        """Return the protocol version in the subject `cg.VERSION.…`; empty if it has none."""
+        tokens = self.subject.split(".", 2)
+        return tokens[1] if len(tokens) > 1 else ""
 
     def identity(self) -> dict[str, str | None]:
         """Return the caller's ids as the command claims them, truncated; None where missing."""
