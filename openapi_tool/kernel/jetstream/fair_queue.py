@@ -45,7 +45,7 @@ def any_flow(_: str) -> bool:
 
 
 class _Flow:
-    """Flow of a fair queue: one project, or one agent of it.
+    """Flow of a fair queue: a project, or an agent of a project.
 
     - `queue`: its waiting commands; `length` and `memory_bytes` are their number and memory.
     - `start`: the virtual time at which the next command is due.
@@ -129,7 +129,10 @@ class FairQueue:
         return held
 
     def evict(self) -> HeldCommand:
-        """Remove and return the newest command of the flow with the most memory per weight. Raises ValueError."""
+        """Remove and return the newest command of the flow with the most memory per weight.
+
+        Raises ValueError if no command waits.
+        """
         name = self.largest()
         flow = self._flows[name]
         held = flow.queue.evict()

@@ -72,7 +72,11 @@ _RECORD = TypeAdapter(LeaseRecord)
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Lease that this executor has for one delivery of a command; `lost` counts the command's lost runs so far."""
+    """Lease that this executor has for one delivery of a command.
+
+    - `key`: of the record.
+    - `lost`: the command's lost runs before this one.
+    """
 
     key: str
     lost: int
@@ -123,7 +127,8 @@ class Leases:
         """Count a run as lost from its beginning on, until `settle` or `hand_back`."""
 
         def begun(record: LeaseRecord) -> LeaseRecord:
-            return self._with_event(self._owned(replace(record, lost=record.lost + 1)), "began", lease.delivery_number)
+            record = replace(self._owned(record), lost=record.lost + 1)
+            return self._with_event(record, "began", lease.delivery_number)
 
         await self._change(lease.key, begun)
 
@@ -155,9 +160,10 @@ class Leases:
         """Release the lease of a settled command; its record stays for `inspect`."""
 
         def settled(record: LeaseRecord) -> LeaseRecord | None:
-            if record.owner != self._owner:
+            if record.owner != self._owner:  # another executor took the lease meanwhile, and runs the command
                 return None
-            return self._with_event(_without_owner(replace(record, lost=0)), "settled", lease.delivery_number)
+            record = replace(_without_owner(record), lost=0)
+            return self._with_event(record, "settled", lease.delivery_number)
 
         await self._change(lease.key, settled)
 

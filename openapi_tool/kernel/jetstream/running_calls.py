@@ -1,4 +1,8 @@
-"""The calls that run in this process, one task each, and how many more may begin."""
+"""The calls that run in this process, one task each, and how many more may begin.
+
+A *slot* is one of a fixed number of places for running calls. A call that only waits gives up its slot (`slots.py`), so
+more calls may run than there are slots.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +69,8 @@ class RunningCalls:
     def oldest_s(self) -> float:
         """Return for how many seconds the oldest call has run, 0 without one."""
         now = time.monotonic()
-        return round(max((now - held.started_at for held in self.held_by_task.values()), default=0.0), 3)
+        ages_s = [now - held.started_at for held in self.held_by_task.values()]
+        return round(max(ages_s, default=0.0), 3)
 
     def begin(self, held: HeldCommand) -> None:
         """Run a command in a task of its own."""

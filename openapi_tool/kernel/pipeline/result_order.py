@@ -1,11 +1,12 @@
 """When a result may be committed: after its worker has suspended the turn, and one result of a turn at a time (ADR 8).
 
-A worker defers a result by a second if it finds the result before it has suspended the turn, or finds two results of
-the turn at once. To save that second, results wait here for a few milliseconds. A call holds no slot while its result
-waits.
+A *worker* is the kernel's process that runs an agent. It defers a result by a second if it finds the result before it
+has suspended the turn, or finds two results of the turn at once. To save that second, results wait here for a few
+milliseconds. A call holds no slot (place for a running call) while its result waits.
 
-- *Turn*: what an agent does at a stretch. It calls tools, and is suspended until their results are there.
-- *Step*: the calls that one answer of the model asks for; a turn has one or more steps.
+- *Turn*: one run of an agent. It calls tools, and is suspended until their results are there.
+- *Step*: the calls that one answer of the model asks for; a turn has one or more steps. The worker sends all commands
+  of a step, then it suspends the turn.
 - A turn is *busy* if it has an unread result, or another command of the step, whose result may come at any moment.
 """
 
@@ -112,7 +113,7 @@ class ResultOrder:
 
         The step's other commands are considered later, by `write`.
         """
-        if not wait.waiting_turn.suspends:
+        if not wait.waiting_turn.suspends:  # no worker waits for the result
             return
         age_s = self._clock() - wait.delivery.published_at.timestamp()
         delay_s = self._min_result_delay_s - age_s
