@@ -20,7 +20,7 @@ _OVERHEAD_BYTES = 1_024
 
 @dataclass(slots=True)
 class HeldCommand:
-    """Received command, with what is known of its run.
+    """Received command, with what is known of its run in this process.
 
     `message` is the NATS message by which it is settled, without its body and headers, which `delivery` has. Times are
     on the monotonic clock, in seconds.

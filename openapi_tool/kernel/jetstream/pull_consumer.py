@@ -53,7 +53,7 @@ class ConsumerGone(Exception):
 
 
 class PullConsumer:
-    """Keeps requests open for `wanted()` messages, and passes each to `receive`.
+    """Keeps requests open for as many messages as `wanted` returns, and passes each message to `receive`.
 
     `receive` returns False for a message that JetStream did not send; it does not count as requested.
     """
@@ -165,9 +165,11 @@ class PullConsumer:
         wanted = self._wanted()
         self._max_wanted = max(self._max_wanted, wanted)
         missing = wanted - self._requested
-        if missing <= 0 or not self._client.is_connected or time.monotonic() < self._paused_until:
+        may_send = self._client.is_connected and time.monotonic() >= self._paused_until
+        if missing <= 0 or not may_send:
             return
-        if self._requested and missing * _TOP_UP_DIVISOR < self._max_wanted:
+        is_large_enough = missing * _TOP_UP_DIVISOR >= self._max_wanted
+        if self._requested and not is_large_enough:
             return
         request = {
             "batch": missing,

@@ -57,14 +57,14 @@ log = logging.getLogger(__name__)
 MAX_WITHOUT_BODY = 20
 """Number of the delivery from which on a command without a body is handled as it is.
 
-Before, it is handed back, so that the server delivers it again with its body. That must end: a publisher can forge the
-header that says that the server left the body out.
+Earlier deliveries are handed back, in the hope that the server then sends the body, too. That must end: a publisher can
+forge the header that says that the server left the body out.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineOptions:
-    """Actor id of the result cards, and the settings sections with the limits of a call."""
+    """Author of the result cards (`actor_id`), and the sections of the settings with the limits of a call."""
 
     actor_id: str
     executor: ExecutorOptions
@@ -207,7 +207,7 @@ class Pipeline:
         # The span begins when the command arrived in the stream. That moment is known on the server's clock only, and
         # spans use the monotonic clock. `age_s` is how long before `began` the command arrived.
         arrived_at = facts.began - facts.age_s
-        with self._tracer.span(span_name, link, facts.ids, arrived_at) as span, call.memory:
+        with self._tracer.span(span_name, link, facts.ids, arrived_at) as span, call.memory:  # released at the end
             span.facts = facts
             result = await self._find_parked(delivered)
             if result is None:
@@ -229,7 +229,10 @@ class Pipeline:
         return await self._parked.find(delivered.call.identity)
 
     async def _commit(self, delivered: DeliveredCall, result: ResultToCommit, span: CallSpan) -> Settlement:
-        """Commit once the worker is ready for the result, and publish the doorbell. Shielded as a whole."""
+        """Commit once the worker is ready for the result, and publish the doorbell.
+
+        The caller shields all of this: a cancellation in between would leave a result without its doorbell.
+        """
         delivery = delivered.delivery
         card = self._result_card(delivered, result)
         report = self._dialect.report(delivered.acceptance, span.context, span.tracestate, card.card_id, card.content)
