@@ -68,9 +68,11 @@ class Intake:
         return self.waiting >= self._options.max_held or self._scheduler.memory_bytes >= _MAX_WAITING_BYTES
 
     def oldest_s(self, now: float) -> float:
-        """Return the age in seconds of the oldest held command; `now` is the server's time."""
-        oldest = min((held.delivery.published_at for held in self.commands.values()), default=None)
-        return 0.0 if oldest is None else max(0.0, now - oldest.timestamp())
+        """Return the age in seconds of the oldest held command, 0 without one; `now` is the server's time."""
+        if not self.commands:
+            return 0.0
+        oldest = min(held.delivery.published_at for held in self.commands.values())
+        return max(0.0, now - oldest.timestamp())
 
     def hand_back_surplus(self, message: Msg) -> bool:
         """Hand back a message that the scheduler would evict at once; return False if it may be held.

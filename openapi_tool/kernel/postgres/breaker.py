@@ -24,12 +24,7 @@ from functools import partial
 from typing import Literal
 
 from openapi_tool.kernel.postgres.failures import PoolShareUsed, StatementContended
-from openapi_tool.kernel.postgres.store import KernelStore
-from openapi_tool.protocol.cards import ArtifactCard, ResultCard
-from openapi_tool.protocol.command import Command
 from openapi_tool.protocol.errors import NeedsOperator, Unavailable
-from openapi_tool.protocol.records import Artifact, CallRecords
-from openapi_tool.protocol.report import Report, TurnCondition
 
 StoreOperation = Literal["load", "commit"]
 """What the breaker distinguishes: one may fail while the other succeeds."""
@@ -70,7 +65,7 @@ class CircuitBreaker:
     def __init__(self, changed: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._changed = changed
         self._clock = clock
-        self.reason = ""
+        self.reason = ""  # why the latest load failed, else why the latest commit failed
         self._latest: dict[StoreOperation, _Outcome] = {"load": _Outcome(), "commit": _Outcome()}
         self._last_number = 0  # of the attempt that began last
         self._in_progress = 0  # attempts that have not ended
@@ -126,7 +121,10 @@ class CircuitBreaker:
                 self._changed()  # lets the consumer fetch another one
 
     def probe_soon(self) -> None:
-        """Reset the back-off, because the health check succeeds again after it failed, or the tables have changed."""
+        """Let the next probe follow after the shortest pause.
+
+        To be called when the health check succeeds again after it failed, or when the tables have changed.
+        """
         self._failures = 0
 
     def close_if_quiet(self) -> None:
@@ -180,56 +178,3 @@ class CircuitBreaker:
         if self._probe_timer is not None:
             self._probe_timer.cancel()
         self._probe_timer = asyncio.get_running_loop().call_later(self._backoff_s(), self._changed)
-
-
-class GuardedStore:
-    """KernelStore with a circuit breaker: same methods, same errors. The docstrings say what the breaker hears."""
-
-    def __init__(self, store: KernelStore, breaker: CircuitBreaker) -> None:
-        self._store = store
-        self._breaker = breaker
-
-    async def load(self, command: Command) -> CallRecords:
-        """Load; report success and failure to the breaker."""
-        with self._breaker.attempt("load", command.identity.project_id) as succeeded:
-            records = await self._store.load(command)
-            succeeded()
-            return records
-
-    async def last_result_age_s(self, project_id: str, agent_turn_id: str, step_id: str) -> float | None:
-        """Look up; report nothing to the breaker, as the call continues after a failure."""
-        return await self._store.last_result_age_s(project_id, agent_turn_id, step_id)
-
-    async def commit(
-        self,
-        card: ResultCard,
-        report: Report,
-        artifact: ArtifactCard | None,
-        condition: TurnCondition | None,
-        *,
-        retry: bool = False,
-    ) -> bool:
-        """Commit; report success and failure to the breaker.
-
-        A commit that wrote nothing is not reported as a success: the disk may be full.
-        """
-        with self._breaker.attempt("commit", report.project_id, retry=retry) as succeeded:
-            written = await self._store.commit(card, report, artifact, condition)
-            if written:
-                succeeded()
-            return written
-
-    async def report(self, card_id: str, report: Report, condition: TurnCondition | None) -> bool:
-        """Write a report; report only failure to the breaker, as this writes less than a commit."""
-        with self._breaker.attempt("commit", report.project_id):
-            return await self._store.report(card_id, report, condition)
-
-    async def is_turn_busy(self, report: Report, quiet_s: float) -> bool:
-        """Look up; report only failure to the breaker, as this reads less than a load."""
-        with self._breaker.attempt("load", report.project_id):
-            return await self._store.is_turn_busy(report, quiet_s)
-
-    async def artifact(self, project_id: str, agent_id: str, card_id: str, start: int, chars: int) -> Artifact | None:
-        """Read an artifact; report only failure to the breaker, as this reads less than a load."""
-        with self._breaker.attempt("load", project_id):
-            return await self._store.artifact(project_id, agent_id, card_id, start, chars)

@@ -1,4 +1,4 @@
-"""Checks of a database before its first use, and by the health check: that it is the kernel's, and that results fit in.
+"""Checks of a database, before its first use and by the health check: that calls can be loaded and results written.
 
 `check_access` is one cheap statement. It also returns the *shape* of the tables, a hash of what the other checks depend
 on, so that `check_database` need not run again until the shape changes. The checks depend on the version of the
