@@ -290,7 +290,7 @@ IDENTITY = (
         "tests/unit/test_executor.py::test_parked_result_is_not_found_by_another_project_agent_or_turn",
     ),
     Mutation(
-        "kernel/postgres/queries.py",
+        "kernel/postgres/call_rows.py",
         "where tenant_id = $1 and tool_call_id = $2",
         "where $1::text is not null and tool_call_id = $2",
         "tests/wire/test_inspect.py::test_no_call_of_another_project_is_shown",
@@ -548,7 +548,7 @@ LOSS = (
     ),
     Mutation(
         "kernel/jetstream/command_runner.py",
-        "await shielded(self._settle(held, settlement), _SETTLE_S)",
+        "await shielded(self._settle(held, settlement), _SETTLE_TIMEOUT_S)",
         "await self._settle(held, settlement)",
         "tests/races/test_cancellation.py::test_a_call_in_an_outage_cancelled_at_any_await_is_handed_back_once",
     ),
@@ -566,7 +566,7 @@ LOSS = (
     ),
     Mutation(
         "kernel/jetstream/leases.py",
-        "return None if record.expires_at > now and record.owner != self._owner else self._owned(record)",
+        "return None if is_held_by_other else self._owned(record)",
         "return self._owned(record)",
         "tests/wire/test_reliability.py::test_a_redelivered_command_has_one_owner_until_its_lease_ends",
     ),
@@ -631,14 +631,14 @@ LOSS = (
         "tests/races/test_intake.py::test_waiting_commands_are_handed_back_while_calls_cannot_be_finished",
     ),
     Mutation(
-        "kernel/jetstream/scheduler.py",
+        "kernel/jetstream/fair_queue.py",
         "            flow.start = max(flow.start, self._virtual_time)\n",
         "",
         "tests/unit/test_bus.py::test_a_project_that_was_idle_gets_no_credit_for_it",
     ),
     Mutation(
         "kernel/jetstream/slots.py",
-        "(self._max_of_project if self._several_projects else self._limit)",
+        "self._max_of_project if self._several_projects else self._limit",
         "self._limit",
         "tests/races/test_intake.py::test_calls_of_one_project_that_never_end_leave_slots_for_others",
     ),
@@ -650,7 +650,7 @@ LOSS = (
     ),
     Mutation(
         "kernel/jetstream/look_ahead.py",
-        "while batch := self._batch():",
+        "while batch := self._wanted():",
         "while batch := 0:",
         "tests/wire/test_intake.py::test_a_command_behind_the_backlog_of_another_project_runs_next",
     ),

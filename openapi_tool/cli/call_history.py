@@ -18,7 +18,7 @@ from openapi_tool.kernel.jetstream.command_state import (
     with_holder,
 )
 from openapi_tool.kernel.jetstream.dead_letter_records import without_secrets
-from openapi_tool.kernel.postgres.queries import CallRows, call_rows
+from openapi_tool.kernel.postgres.call_rows import CallRows, call_rows
 from openapi_tool.nats_client.client import BusClient
 
 _MAX_EPOCH_S = 1e11  # larger times in a record are no times of a call, and might not be shown as a date

@@ -18,7 +18,7 @@ from openapi_tool.cli.nats_connection import run_connected
 from openapi_tool.cli.output import fail, print_status
 from openapi_tool.cli.usage_sums import UsageQuery, UsageSums
 from openapi_tool.kernel.postgres.failures import located
-from openapi_tool.kernel.postgres.queries import MAX_ROWS, reported, usage
+from openapi_tool.kernel.postgres.usage import MAX_ROWS, requests_and_tokens, usage
 from openapi_tool.nats_client.client import BusClient
 from openapi_tool.nats_client.users import NatsUser
 from openapi_tool.nats_records.record_store import BUDGETS
@@ -64,7 +64,7 @@ async def _read(bootstrap: Bootstrap, query: UsageQuery) -> tuple[list[dict[str,
     if not charged_by_period:
         return rows, {}
     spans = [_as_datetimes(period) for period in charged_by_period]
-    amounts_of_cards = [Amount(*amount) for amount in await reported(pool, query.project, spans, actor_id)]
+    amounts_of_cards = [Amount(*amount) for amount in await requests_and_tokens(pool, query.project, spans, actor_id)]
     return rows, without_result(charged_by_period, amounts_of_cards)
 
 

@@ -110,8 +110,9 @@ def _gateway(settings: Settings, stream: str) -> Permissions:
     return gateway_permissions(
         {nats_state.TOKEN_BUCKET.name: "*", **texts},
         texts,
-        (nats_state.CALLS.name, f"{nats_state.CALLS.prefix}.*.*.*"),
-        stream,
+        stream=nats_state.CALLS.name,
+        stream_subjects=f"{nats_state.CALLS.prefix}.*.*.*",
+        command_stream=stream,
         session_key=settings.session.key is not None,
         quotas=settings.quotas.nats is None,
     )

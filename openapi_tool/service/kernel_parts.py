@@ -20,7 +20,7 @@ from openapi_tool.kernel.jetstream.slots import Slots
 from openapi_tool.kernel.jetstream.storage_check import StorageMonitor
 from openapi_tool.kernel.pipeline.parked_results import ParkedResults
 from openapi_tool.kernel.pipeline.pipeline import Pipeline, PipelineOptions
-from openapi_tool.kernel.postgres.breaker import GuardedStore
+from openapi_tool.kernel.postgres.guarded_store import GuardedStore
 from openapi_tool.kernel.postgres.store import KernelStore
 from openapi_tool.nats_client.client import BusClient
 from openapi_tool.nats_client.options import ConsumerOptions

@@ -20,7 +20,7 @@ import pytest
 from typer.testing import CliRunner
 
 from openapi_tool.cli import app
-from openapi_tool.kernel.postgres.queries import usage
+from openapi_tool.kernel.postgres.usage import usage
 from openapi_tool.kernel.postgres.usage_keys import By
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.placed_call import PlacedCall

@@ -27,10 +27,10 @@ from typer.testing import CliRunner
 from openapi_tool.cli import app
 from openapi_tool.kernel.postgres.breaker import CircuitBreaker
 from openapi_tool.kernel.postgres.failures import PoolShareUsed
-from openapi_tool.kernel.postgres.inspection import NEEDED_INDEXES, unique_index
 from openapi_tool.kernel.postgres.privileges import USAGE, reader_grants
-from openapi_tool.kernel.postgres.queries import first_card_id, statement, usage
 from openapi_tool.kernel.postgres.store import KernelStore
+from openapi_tool.kernel.postgres.unique_indexes import NEEDED_INDEXES, unique_index
+from openapi_tool.kernel.postgres.usage import first_card_id, usage, usage_query
 from openapi_tool.kernel.postgres.usage_keys import By
 from openapi_tool.local.caller import Caller
 from openapi_tool.local.database import prepare_database
@@ -1054,7 +1054,7 @@ async def test_usage_of_a_week_uses_an_index_with_the_cards_of_many_projects(cal
     await caller.database.execute("analyze cards")
     values = ("proj_7", first_card_id(now - timedelta(days=7)), first_card_id(now), ACTOR, 1000)
     for by in By:
-        [line] = await caller.database.fetchrow(f"explain (analyze, format json) {statement(by)}", *values)
+        [line] = await caller.database.fetchrow(f"explain (analyze, format json) {usage_query(by)}", *values)
         plan = line if isinstance(line, list) else json.loads(line)
         nodes = list(_nodes(plan[0]["Plan"]))
         assert not [node for node in nodes if node.get("Relation Name") == "cards" and node["Node Type"] == "Seq Scan"]

@@ -23,8 +23,8 @@ import trustme
 
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.kernel.postgres import v1r3
+from openapi_tool.kernel.postgres.call_rows import call_rows
 from openapi_tool.kernel.postgres.lookups import LAST_RESULT_AGE
-from openapi_tool.kernel.postgres.queries import call_rows
 from openapi_tool.kernel.postgres.store import KernelStore
 from openapi_tool.kernel.postgres.v1r4 import LOAD
 from openapi_tool.local.caller import Caller

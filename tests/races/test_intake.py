@@ -142,12 +142,12 @@ def test_look_ahead_fetches_past_a_project_at_its_limit_although_slots_are_free(
             scene.offer(scene.bus.message(number))
         await iterate_loop(10)
         assert len(handling.numbers) == 57
-        assert not scene.consumer._look_ahead_batch()  # noqa: SLF001 - as LookAhead asks
+        assert not scene.consumer._wanted_ahead()  # noqa: SLF001 - as LookAhead asks
         scene.offer(scene.bus.message(57))
-        assert scene.consumer._look_ahead_batch() >= 512  # noqa: SLF001 - as LookAhead asks
+        assert scene.consumer._wanted_ahead() >= 512  # noqa: SLF001 - as LookAhead asks
         handling.go.set()
         await iterate_loop(300)
-        assert not scene.consumer._look_ahead_batch()  # noqa: SLF001 - as LookAhead asks
+        assert not scene.consumer._wanted_ahead()  # noqa: SLF001 - as LookAhead asks
         await scene.consumer.stop(1)
 
     run(check())

@@ -30,8 +30,9 @@ from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.jina.response import Expected
 from openapi_tool.jina.transport import PROJECT, AiohttpTransport
 from openapi_tool.kernel.jetstream.fetch_mode import FetchMode
-from openapi_tool.kernel.postgres.breaker import MAX_PROBE_INTERVAL_S, CircuitBreaker, GuardedStore, StoreOperation
+from openapi_tool.kernel.postgres.breaker import MAX_PROBE_INTERVAL_S, CircuitBreaker, StoreOperation
 from openapi_tool.kernel.postgres.failures import StatementContended, located
+from openapi_tool.kernel.postgres.guarded_store import GuardedStore
 from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.options.postgres import PoolOptions, PostgresOptions
 from openapi_tool.protocol.errors import NeedsOperator, ToolError, Unavailable

@@ -1,7 +1,8 @@
 """Store the durable's ack floor, so that a durable which is created again resumes there.
 
-The ack floor is the stream sequence up to which all commands are settled. Without a stored one, a durable that an
-operator deleted would be created anew, and redeliver every command of the last day.
+The durable is JetStream's record of which commands are delivered and settled; its ack floor is the stream sequence up
+to which all are settled. If an operator deletes the durable, it is created anew, and without a stored floor it would
+redeliver every command of the last day.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class AckFloor:
 
 
 async def load_ack_floor(client: Client, durable: str, current: AckFloor) -> int:
-    """Return the stored sequence, 0 without one of the same stream and filter as `current`. Raises Unavailable."""
+    """Return the stored sequence, 0 if none is stored for stream and filter of `current`. Raises Unavailable."""
     try:
         stored = await NatsKvRecords(client, shared_bucket()).read(_floor_key(durable))
     except AccessDenied as denied:
@@ -67,8 +68,8 @@ def _floor_key(durable: str) -> str:
 def _stored_sequence(value: bytes | None, current: AckFloor) -> int:
     """Return the sequence in a stored record, 0 if it is of another stream or filter than `current`, or unreadable."""
     try:
-        found = orjson.loads(value or b"null")
-        stored = AckFloor(found["stream"], found["created"], found["filter_subject"], int(found["sequence"]))
+        fields = orjson.loads(value or b"null")
+        stored = AckFloor(fields["stream"], fields["created"], fields["filter_subject"], int(fields["sequence"]))
     except (TypeError, ValueError, KeyError):
         return 0
     is_same_but_sequence = stored == replace(current, sequence=stored.sequence)

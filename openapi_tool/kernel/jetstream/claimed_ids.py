@@ -11,7 +11,6 @@ from openapi_tool.protocol.dialect import claimed_identity
 from openapi_tool.tools.wording import short
 
 _PROJECT = 2  # index of the project in `cg.VERSION.PROJECT.…`
-_IDS = ("agent_id", "agent_turn_id", "tool_call_id")  # beside the project
 _MAX_PARSED_BYTES = 16_384  # of a body; a valid one has 1 kB
 _MAX_LOGGED_CHARS = 128
 
@@ -31,8 +30,13 @@ def ids_of(command: Delivery | Msg) -> dict[str, Any]:
     subject = command.subject
     body = command.data if len(command.data) <= _MAX_PARSED_BYTES else b""
     claimed = claimed_identity(subject, command.headers or {}, body)
-    ids = {"protocol": subject.removeprefix("cg.").partition(".")[0], "project_id": project_of(subject)}
-    ids |= {name: getattr(claimed, name) or "" for name in _IDS}
+    ids = {
+        "protocol": subject.removeprefix("cg.").partition(".")[0],
+        "project_id": project_of(subject),
+        "agent_id": claimed.agent_id or "",
+        "agent_turn_id": claimed.agent_turn_id or "",
+        "tool_call_id": claimed.tool_call_id or "",
+    }
     if claimed.trace is not None:
         ids["trace_id"] = claimed.trace.trace_id
     shortened = {name: short(value, _MAX_LOGGED_CHARS) for name, value in ids.items()}

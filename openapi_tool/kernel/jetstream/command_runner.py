@@ -1,7 +1,8 @@
 """Run one command in a slot: take its lease if it was redelivered, handle it, settle it or hand it back.
 
-A run is *lost* if its process ended before the command was settled or handed back. Lost runs are counted, so that a
-command which kills executors is not run forever.
+A *lease* is the right of one executor to run a redelivered command, whose first run may still be in progress elsewhere.
+A run is *lost* if its process ended before the command was settled or handed back. Lost runs are counted in the lease's
+record, so that a command which kills executors is not run forever.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ Handler = Callable[[Delivery], Awaitable[Settlement]]
 
 _ACK_TIMEOUT_S = 5.0  # until the server has confirmed an acknowledgement
 _HAND_BACK_TIMEOUT_S = 2.0  # after a cancellation, for a hand-back or to count a run
-_SETTLE_S = 6.0  # after a cancellation, for a settlement; longer than _ACK_TIMEOUT_S
+_SETTLE_TIMEOUT_S = 6.0  # after a cancellation, for a settlement; longer than _ACK_TIMEOUT_S
 
 _SUSPECT_RUNS = 2  # a command with this many lost runs is a suspect: it may kill executors
 _SUSPECTS_SHARE = 1 / 4
@@ -47,7 +48,7 @@ _SUSPECT_RETRY_S = 0.5  # until the redelivery of a suspect for which no slot wa
 class _RunLater:
     """The command is not run here now: another executor runs it, or no slot for suspects is free.
 
-    It is redelivered after `retry_in_s` seconds.
+    This stands for a settlement: the command is handed back, and redelivered after `retry_in_s` seconds.
     """
 
     retry_in_s: float
@@ -70,10 +71,10 @@ class CommandRunner:
 
     async def run(self, held: HeldCommand) -> None:
         """Handle and settle a command; a cancellation does not interrupt a settlement that is decided."""
-        CALL_FIELDS.set(partial(ids_of, held.delivery))
+        CALL_FIELDS.set(partial(ids_of, held.delivery))  # of log lines from here on, made only if one is written
         try:
             settlement = await self._handle_under_lease(held)
-            await shielded(self._settle(held, settlement), _SETTLE_S)
+            await shielded(self._settle(held, settlement), _SETTLE_TIMEOUT_S)
         except asyncio.CancelledError as cancelled:
             if held.settling:
                 _log_unsettled(held, cancelled)
@@ -91,11 +92,11 @@ class CommandRunner:
 
         | the command | lost runs in its record | forgive one |
         | --- | --- | --- |
-        | was never run | there is no record, which counts as one lost run | yes, unless it is overdue |
+        | was never run | there is none; a new one begins with one lost run, this one | yes, unless it is overdue |
         | was redelivered, and has no lease yet | without this run | no |
         | has a lease and is counted (`_count_run`) | with this run | yes, unless it is overdue |
 
-        An overdue run was cancelled as a defect, and stays lost.
+        An overdue run was cancelled as a defect, because it exceeded every time limit, and stays lost.
         """
         if held.never_run:
             return await self._handle(held.delivery)
@@ -106,7 +107,7 @@ class CommandRunner:
             return _RunLater(lease.retry_in_s)
         if lease.lost < _SUSPECT_RUNS:
             return await self._begin_and_handle(held, lease)
-        if self._suspect_slots.locked():
+        if self._suspect_slots.locked():  # suspects run in all of them
             await self._leases.release(lease)
             return _RunLater(_SUSPECT_RETRY_S)  # waiting here would block a slot
         async with self._suspect_slots:
@@ -177,13 +178,9 @@ def _log_unsettled(
 
 def _log_redelivery(delivery: Delivery, lease: Lease | LeaseTaken) -> None:
     metrics.REDELIVERED.inc()
-    log.info(
-        "command redelivered",
-        extra={
-            "action": "call.redelivered",
-            "attempt": delivery.number,
-            "lost": lease.lost if isinstance(lease, Lease) else None,
-            "retry_in_s": round(lease.retry_in_s, 3) if isinstance(lease, LeaseTaken) else None,
-        }
-        | ids_of(delivery),
-    )
+    fields: dict[str, object] = {"attempt": delivery.number, "lost": None, "retry_in_s": None}
+    if isinstance(lease, Lease):
+        fields["lost"] = lease.lost
+    else:
+        fields["retry_in_s"] = round(lease.retry_in_s, 3)
+    log.info("command redelivered", extra={"action": "call.redelivered"} | fields | ids_of(delivery))

@@ -1,4 +1,9 @@
-"""What NATS knows of one call, for `openapi-tool inspect`: commands with their leases, doorbells, dead letters."""
+"""What NATS knows of one call, for `openapi-tool inspect`: commands with their leases, doorbells, dead letters.
+
+The kernel sends a *command* for a call. A *doorbell* is the message that tells the kernel of its result; both are
+stored in the command stream. A *lease* is the right of one executor to run a command that was delivered more than once
+(`leases.py`).
+"""
 
 from __future__ import annotations
 
@@ -23,6 +28,7 @@ from openapi_tool.protocol.dialect import claimed_identity
 from openapi_tool.protocol.headers import TRACEPARENT
 from openapi_tool.protocol.subjects import command_filter, doorbell_filter
 
+_TARGET = 6  # index of the target in `cg.VERSION.PROJECT.CHANNEL.cmd.tool.TARGET.SUFFIX`, the subject of commands
 _MAX_SEARCHED = 100_000  # messages of the command stream, in one search
 _REPLY_TIMEOUT_S = 0.5  # for the replies of all replicas together
 _MAX_CLOCK_SKEW = timedelta(seconds=60)  # between the clocks of database and NATS
@@ -62,7 +68,7 @@ async def commands_of(
 
     Raises nats.errors.Error.
     """
-    target = options.filter_subject.split(".")[6]  # cg.VERSION.PROJECT.CHANNEL.cmd.tool.TARGET.SUFFIX
+    target = options.filter_subject.split(".")[_TARGET]
     subject = command_filter(options.version, project_id, "*", target)
     deliveries: list[Delivery] = []
     async for message in _searched(client, options, subject, since):
@@ -81,12 +87,14 @@ async def _searched(
         stream = await client.jetstream().find_stream_name_by_subject(options.filter_subject)
     except NotFoundError:
         return
-    left = _MAX_SEARCHED
-    async with aclosing(stream_messages(client, stream, subject, since and since - _MAX_CLOCK_SKEW)) as messages:
+    if since is not None:
+        since -= _MAX_CLOCK_SKEW
+    searched = 0
+    async with aclosing(stream_messages(client, stream, subject, since)) as messages:
         async for message in messages:
             yield message
-            left -= 1
-            if not left:
+            searched += 1
+            if searched == _MAX_SEARCHED:
                 return
 
 
@@ -104,9 +112,10 @@ async def doorbells_of(
 ) -> list[StoredDoorbell]:
     """Return the doorbells of a report, by its `traceparent`. Raises nats.errors.Error."""
     doorbells: list[StoredDoorbell] = []
+    subject = doorbell_filter(options.version, project_id)
     # `aclosing` ends the generator here. Otherwise it would end in a task of its own, perhaps after the connection.
-    async with aclosing(_searched(client, options, doorbell_filter(options.version, project_id), reported_at)) as found:
-        async for message in found:
+    async with aclosing(_searched(client, options, subject, reported_at)) as messages:
+        async for message in messages:
             if message.headers.get(TRACEPARENT) == traceparent:
                 doorbells.append(StoredDoorbell(message.sequence, message.subject, message.published_at))
             if message.published_at > reported_at + _MAX_DOORBELL_DELAY:
@@ -116,16 +125,19 @@ async def doorbells_of(
 
 async def with_holder(client: Client, options: DurableOptions, state: CommandState) -> CommandState:
     """Ask the replicas who holds a command that is delivered and not settled. Raises nats.errors.Error."""
-    is_held = state.delivered is not None and (state.ack_floor or 0) < state.sequence <= state.delivered
-    if not is_held:
+    if state.delivered is None:  # there is no durable
+        return state
+    may_be_held = (state.ack_floor or 0) < state.sequence <= state.delivered
+    if not may_be_held:
         return state
     replicas = await gather_stats(client, _REPLY_TIMEOUT_S)
     for replica in replicas:
         work = replica.get("work") or {}
-        running = state.sequence in work.get("running", ())
-        holds = running or state.sequence in work.get("waiting", ())
-        if holds and replica.get("durable") == options.name:
-            return replace(state, holder=replica["instance"], running=running, answering=True)
+        is_running = state.sequence in work.get("running", ())
+        is_waiting = state.sequence in work.get("waiting", ())
+        shares_durable = replica.get("durable") == options.name  # sequences of another stream mean other commands
+        if shares_durable and (is_running or is_waiting):
+            return replace(state, holder=replica["instance"], running=is_running, answering=True)
     return replace(state, answering=bool(replicas))
 
 
@@ -147,7 +159,8 @@ async def _state(client: Client, options: DurableOptions, delivery: Delivery) ->
 
 async def _lease(client: Client, stream: str, sequence: int) -> dict[str, Any] | None:
     try:
-        entry = await (await client.jetstream().key_value(leases.BUCKET)).get(leases.lease_key(stream, sequence))
+        bucket = await client.jetstream().key_value(leases.BUCKET)
+        entry = await bucket.get(leases.lease_key(stream, sequence))
     except (KeyNotFoundError, NotFoundError):
         return None
     value = orjson.loads(entry.value or b"null")
@@ -165,7 +178,7 @@ async def dead_letters_of(
     letters = []
     async for letter in dead_letters(client):
         claimed = claimed_identity(letter.subject, letter.headers, letter.data)
-        # Kernels of several protocol versions may share the stream, with equal ids.
+        # Kernels of several protocol versions may share the stream, with equal ids, so the version is compared, too.
         ids = (letter.version, claimed.project_id, claimed.tool_call_id)
         if ids == (options.version, project_id, tool_call_id):
             shown = asdict(clean(letter))

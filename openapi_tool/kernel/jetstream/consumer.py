@@ -1,11 +1,14 @@
 """Consume commands from the kernel's stream: pull, hold, run, send heartbeats, drain.
 
-The pull consumer fetches commands for free slots; while all slots are busy, the look-ahead fetches some more. `Intake`
-holds them, `RunningCalls` runs them. All replicas share one durable, JetStream's record of what is delivered and
-settled.
+A command is one tool call, and runs in a *slot*, one of a fixed number of places for running calls. The pull consumer
+fetches commands for free slots; while all slots are busy, the look-ahead fetches some more. `Intake` holds them until a
+slot is free, `RunningCalls` runs them. All executors (*replicas*) share one *durable*, JetStream's record of which
+commands are delivered and settled.
 
-A held command is *stale* if the server may have redelivered it elsewhere, because its heartbeats did not reach the
-server in time. A stale command needs a lease before it runs. To *drain* is to stop without losing a command.
+A command is *held* from its delivery until it is *settled*: acknowledged, handed back to the server for another
+delivery, or kept as a dead letter. Meanwhile heartbeats tell the server not to deliver it again. It is *stale* if its
+heartbeats did not reach the server in time, so that the server may have redelivered it to another replica. A stale
+command needs a lease before it runs (`leases.py`). To *drain* is to stop without losing a command.
 """
 
 from __future__ import annotations
@@ -14,8 +17,9 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
+from typing import NoReturn
 
 import nats.errors
 from nats.aio.msg import Msg
@@ -32,7 +36,7 @@ from openapi_tool.kernel.jetstream.leases import Leases
 from openapi_tool.kernel.jetstream.look_ahead import LookAhead
 from openapi_tool.kernel.jetstream.pull_consumer import ConsumerGone, PullConsumer
 from openapi_tool.kernel.jetstream.running_calls import RunningCalls
-from openapi_tool.kernel.jetstream.scheduler import new_scheduler
+from openapi_tool.kernel.jetstream.scheduler import FairScheduler
 from openapi_tool.kernel.jetstream.slots import Slots
 from openapi_tool.kernel.jetstream.streams import Durable, ensure_durable
 from openapi_tool.nats_client.client import BusClient
@@ -45,7 +49,7 @@ log = logging.getLogger(__name__)
 
 _RETRY_S = 1.0  # between attempts to look up or create the durable
 _STALL_SHARE = 1 / 3  # of AckWait: a longer stall of the event loop makes held commands stale
-_AFTER_STALL_S = 1.0  # after a stall: a message that is received in this time may have been sent during the stall
+_AFTER_STALL_S = 1.0  # a message that is received within this time after a stall may have been sent during the stall
 _HAND_BACK_TIMEOUT_S = 5.0  # for hand-backs on shutdown; what is left then is redelivered after AckWait
 
 
@@ -56,7 +60,10 @@ class BackgroundTaskEnded(Exception):
 class CommandConsumer:
     """Fetches commands, holds them until a slot is free, and sends heartbeats until they are settled.
 
-    `fetch_mode` returns how many commands may be fetched. `clock` is set to the server's time, which leases use.
+    - `handle`: the pipeline, which runs the call of a command, and returns how the command is to be settled.
+    - `fetch_mode`: returns how many commands may be fetched. If the database fails, that is none, or one as a probe
+      (a test whether it works again).
+    - `clock`: is set to the server's time here, which leases use.
     """
 
     def __init__(
@@ -71,7 +78,7 @@ class CommandConsumer:
     ) -> None:
         clock = clock or ServerClock()
         slots = slots or Slots(options.executor.concurrency)
-        slots.wake = self.wake
+        slots.wake = self.wake  # called when a slot becomes free although its call has not ended
         ack_wait_s = options.durable.nats.ack_wait_s
         self._client = client
         self._options = options
@@ -79,20 +86,19 @@ class CommandConsumer:
         self._fetch_mode = fetch_mode
         self._clock = clock
         self._slots = slots
-        # What a command passes: it is held, runs under a lease if need be, and is kept by heartbeats meanwhile.
+        # A command is held by the intake, and runs by the command runner, under a lease if it may have run elsewhere.
         self.leases = Leases(client, ack_wait_s, options.replicas, clock.time)
-        self._intake = Intake(options.executor, new_scheduler(options.fairness), client.publish)
+        self._intake = Intake(options.executor, FairScheduler(options.fairness.weights), client.publish)
         self._command_runner = CommandRunner(self.leases, dead_letters, handle, options.executor)
         self._running = RunningCalls(self._command_runner.run, slots, options.executor.concurrency, self._ended)
         self._heartbeats = Heartbeats(self.leases, ack_wait_s)
         self._stale_until = 0.0  # monotonic: a message that is received before this moment is held as stale
-        # From where commands are fetched. All three are None until the durable is found or created; `durable_error` is
-        # why the last attempt to do so, or to pull, failed.
-        self.durable_error = ""
+        # From where commands are fetched; None until the durable is found or created.
         self.durable: Durable | None = None
         self._pull: PullConsumer | None = None
         self._look_ahead: LookAhead | None = None
-        self._background_tasks: list[asyncio.Task[None]] = []  # of `start`
+        self.durable_error = ""  # why the last attempt to find or create the durable, or to pull from it, failed
+        self._background_tasks: list[asyncio.Task[None]] = []  # those that `start` creates
         self._draining = False
 
     @property
@@ -134,12 +140,15 @@ class CommandConsumer:
     async def wait_for_failure(self) -> None:
         """Wait until a background task ends, which none should. Raises BackgroundTaskEnded with the cause."""
         await asyncio.wait(self._background_tasks, return_when=asyncio.FIRST_COMPLETED)
-        _raise_if_ended(self._background_tasks)
+        for task in self._background_tasks:
+            if task.done():
+                _raise_ended(task)
 
     async def stop(self, grace_s: float, hand_back_s: float = _HAND_BACK_TIMEOUT_S) -> None:
         """Drain: stop fetching, hand back waiting commands, let calls finish, hand back the others.
 
-        1. At once: commands that wait for a slot, and calls that wait for a permit and have sent no request.
+        1. At once: commands that wait for a slot, and calls that have sent no request because the rate limit made them
+           wait.
         2. After `grace_s` seconds: calls that have not finished; they are cancelled, which hands their commands back.
         3. `hand_back_s` seconds later: what is not handed back by then is redelivered after AckWait.
 
@@ -147,7 +156,7 @@ class CommandConsumer:
         BackgroundTaskEnded is raised at the end.
         """
         pulling, handing_back, heartbeat = self._background_tasks  # as `start` lists them
-        give_up_at = time.monotonic() + grace_s
+        grace_ends_at = time.monotonic() + grace_s
         self._draining = True
         await _cancel(pulling)
         await _cancel(handing_back)  # it would take from the same queue as `flush` below
@@ -158,13 +167,14 @@ class CommandConsumer:
         fields = {"running": self.running, "oldest_s": self._running.oldest_s(), "grace_s": round(grace_s, 3)}
         log.info("draining", extra={"action": "drain.started", **fields})
         self._running.cancel_unsent()
-        await self._running.wait_for_end(give_up_at - time.monotonic(), unless_ended=heartbeat)
+        await self._running.wait_for_end(grace_ends_at - time.monotonic(), unless_ended=heartbeat)
         handed_back, oldest_s = self.running, self._running.oldest_s()  # of the calls that are cancelled now
         await self._running.cancel_all(hand_back_s)
-        ended_early = [heartbeat] if heartbeat.done() else []  # a defect, unlike the end by the next line
+        heartbeat_failed = heartbeat.done()  # on its own, not by the next line
         await _cancel(heartbeat)
         log.info("drained", extra={"action": "drain.finished", "handed_back": handed_back, "oldest_s": oldest_s})
-        _raise_if_ended(ended_early)
+        if heartbeat_failed:
+            _raise_ended(heartbeat)
 
     async def _keep_pulling(self) -> None:
         """Pull until cancelled; look up or create the durable again whenever that ends."""
@@ -176,7 +186,7 @@ class CommandConsumer:
                 self._report_new_stream(durable)
                 await self._pull_from(durable)
             except* (ConsumerGone, nats.errors.Error, OSError, Unavailable) as errors:
-                error = errors.exceptions[0]
+                error = errors.exceptions[0]  # of several tasks that failed together, one is enough to name the cause
                 self.durable_error = str(error)
                 log.warning(
                     "cannot consume commands: %s; looking up or creating the durable again",
@@ -189,7 +199,7 @@ class CommandConsumer:
         """Pull until cancelled. Raises ConsumerGone and other errors in an exception group."""
         self.durable = durable
         self._pull = PullConsumer(self._client, durable, self._wanted, self._receive)
-        self._look_ahead = LookAhead(self._client, durable, self._look_ahead_batch, self._receive_ahead)
+        self._look_ahead = LookAhead(self._client, durable, self._wanted_ahead, self._receive_ahead)
         log.info(
             "consuming",
             extra={"action": "consumer.started", "stream": durable.stream, "durable": durable.name},
@@ -212,7 +222,7 @@ class CommandConsumer:
     def wake(self) -> None:
         """Run or fetch commands after a call ended or paused, or the fetch mode changed."""
         if self._draining:
-            self._running.cancel_unsent()
+            self._running.cancel_unsent()  # a call that began to wait for a permit is handed back, too
         self._run_next()
         if self._pull is not None:
             self._pull.wake()
@@ -237,26 +247,39 @@ class CommandConsumer:
         mode = self._fetch_mode()
         if mode is FetchMode.UNLIMITED:
             return max(0, self._running.free - self._intake.waiting)
-        return 1 if mode is FetchMode.PROBE and self._running.may_probe else 0
+        if mode is FetchMode.PROBE and self._running.may_probe:
+            return 1
+        return 0
 
-    def _look_ahead_batch(self) -> int:
+    def _wanted_ahead(self) -> int:
         """Return the number of commands to fetch while all slots are busy, 0 to fetch none."""
-        return self._intake.look_ahead if self._is_busy and self._fetch_mode() is FetchMode.UNLIMITED else 0
+        if self._is_busy and self._fetch_mode() is FetchMode.UNLIMITED:
+            return self._intake.look_ahead
+        return 0
 
     @property
     def _is_busy(self) -> bool:
         """A further command would have to wait: for a slot, or behind others that wait."""
         return self._running.free <= 0 or self._intake.waiting > 0
 
+    @property
+    def _has_stalled(self) -> bool:
+        """The event loop stalled lately, so a message that is received now may have been redelivered elsewhere."""
+        return time.monotonic() < self._stale_until
+
     def _receive(self, message: Msg) -> bool:
-        """Hold a message until a slot is free. Return False if JetStream did not send it."""
+        """Hold the command of a message, and run it once a slot is free. Return False if JetStream did not send it."""
         try:
-            held = self._intake.take(message, stale=time.monotonic() < self._stale_until)
+            held = self._intake.take(message, stale=self._has_stalled)
         except ForeignMessage:
             log.warning("ignored a message that JetStream did not send", extra={"action": "pull.foreign"})
             return False
-        if held is None:
-            return True
+        if held is not None:  # else the command is held already
+            self._enqueue_or_hand_back(held)
+        return True
+
+    def _enqueue_or_hand_back(self, held: HeldCommand) -> None:
+        """Let a received command wait for a slot, or run as a probe; hand it back if it may not run now."""
         mode = self._fetch_mode()
         if self._draining or mode is FetchMode.NONE:
             self._intake.hand_back(held)  # it was sent before fetching stopped
@@ -268,7 +291,6 @@ class CommandConsumer:
             self._running.begin(held)
         else:  # another probe is running
             self._intake.hand_back(held)
-        return True
 
     def _receive_ahead(self, message: Msg) -> None:
         """Receive a message of the look-ahead: hand it back at once if too many wait, else hold it.
@@ -276,11 +298,15 @@ class CommandConsumer:
         Right after a stall it is held in any case: the command may run elsewhere. To hand it back would tell the other
         replicas that it never ran, so that they would run it without a lease.
         """
-        if time.monotonic() >= self._stale_until:
-            with suppress(ForeignMessage):  # `_receive` logs it
-                if self._intake.hand_back_surplus(message):
-                    return
-        self._receive(message)
+        if self._has_stalled:
+            self._receive(message)
+            return
+        try:
+            handed_back = self._intake.hand_back_surplus(message)
+        except ForeignMessage:
+            handed_back = False  # `_receive` logs it
+        if not handed_back:
+            self._receive(message)
 
     def _run_next(self) -> None:
         """Run waiting commands while calls may begin; hand them back if the fetch mode allows no more calls."""
@@ -300,7 +326,7 @@ class CommandConsumer:
         self.wake()
 
     async def _send_heartbeats(self) -> None:
-        """Send heartbeats of held commands, and cancel overdue calls, until cancelled."""
+        """Until cancelled, send heartbeats of held commands, and cancel calls that run for too long."""
         while True:
             await asyncio.sleep(self._heartbeats.check_every_s)
             if not self._client.is_connected:
@@ -309,11 +335,10 @@ class CommandConsumer:
             await self._heartbeats.send(list(self._intake.commands.values()))
 
 
-def _raise_if_ended(background_tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Raise BackgroundTaskEnded if one has ended, with the exception that ended it as cause."""
-    for task in background_tasks:
-        if task.done():
-            raise BackgroundTaskEnded(task.get_name()) from (None if task.cancelled() else task.exception())
+def _raise_ended(task: asyncio.Task[None]) -> NoReturn:
+    """Raise BackgroundTaskEnded for a task that has ended, with the exception that ended it as cause."""
+    cause = None if task.cancelled() else task.exception()
+    raise BackgroundTaskEnded(task.get_name()) from cause
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

@@ -22,7 +22,7 @@ from openapi_tool.protocol.command import BodyDigest, Delivery
 UNREADABLE = "unreadable"
 _TIMEOUT_S = 5.0
 
-_NEVER_REPLAYABLE = {
+_NEVER_REPLAYABLE = {  # reason of a dead letter, and why it cannot be replayed
     "bad_subject": "its subject is not that of a command; no executor would receive it",
     UNREADABLE: "the record cannot be read",
 }
@@ -64,7 +64,8 @@ async def abandoned_commands(
         delivery = message.delivery
         if message.sequence not in recorded and not await has_result(delivery):
             why = "settled without a result, and no dead letter of it is stored (a replayed or purged one has none)"
-            found.append(replace(_without_record(delivery, "abandoned", why), abandoned=True))
+            letter = _without_record(delivery, "abandoned", why)
+            found.append(replace(letter, abandoned=True))
     return found
 
 
@@ -90,7 +91,7 @@ async def replay(client: Client, letter: DeadLetter) -> None:
 
 async def _original(client: Client, letter: DeadLetter) -> DeadLetter:
     """Return the letter with the whole command, which is read from its stream. Raises NotReplayable."""
-    place = f"{letter.stream}, message {letter.stream_sequence}"
+    place = f"{letter.stream}, message {letter.stream_sequence}"  # for the messages
     stored = await stored_message(client, letter.stream, seq=letter.stream_sequence)
     if stored is None:
         raise NotReplayable(f"its record holds only a part of it, and its stream no longer holds it ({place})")
@@ -108,12 +109,12 @@ def _letter(message: StoredMessage) -> DeadLetter:
         return decode(message.data, message.sequence)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         letter = _without_record(message.delivery, UNREADABLE, f"not a dead letter record: {type(error).__name__}")
-        # The whole body of the message, of which a delivery holds only the beginning.
+        # `data` is the whole body of the message; a delivery may hold only the beginning.
         return replace(letter, data=message.data, headers={}, whole=False, stream="", stream_sequence=0)
 
 
 def _without_record(delivery: Delivery, reason: str, message: str) -> DeadLetter:
-    """Return the letter of a message that is no record, numbered as the message."""
+    """Return the letter of a message that is not a dead letter record, numbered as the message."""
     letter = unmasked_letter(delivery, reason, message)
     published_at = delivery.published_at.isoformat(timespec="seconds")
     return replace(letter, number=delivery.stream_sequence, published_at=published_at, attempt=0)

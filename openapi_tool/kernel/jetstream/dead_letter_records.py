@@ -1,4 +1,8 @@
-"""Dead letters, and the records as which they are stored: JSON with the command, as a whole if it is small enough."""
+"""Dead letters, and the records as which they are stored.
+
+A dead letter is a command that got no result, or ended executors, kept for an operator. Its record is JSON with the
+command: as a whole if it is small enough, else without the rest of the body and some headers.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,7 @@ _IDENTITY_HEADERS = {name.lower() for name in (*TOPOLOGY, TRACEPARENT)}
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """Command whose result cannot reach any turn; times are ISO 8601.
+    """Command that got no result, or ended executors; times are ISO 8601.
 
     - `number`: sequence of its record in the stream of dead letters, 0 before it is stored. An `abandoned` command has
       no record; its number is the sequence of the command.
@@ -65,14 +69,21 @@ class DeadLetter:
 
     @property
     def version(self) -> str:
-        """Return the protocol version in the subject; empty if it has none."""
-        return self.subject.split(".", 2)[1] if "." in self.subject else ""
+        """Return the protocol version in the subject `cg.VERSION.…`; empty if it has none."""
+        tokens = self.subject.split(".", 2)
+        return tokens[1] if len(tokens) > 1 else ""
 
     def identity(self) -> dict[str, str | None]:
         """Return the caller's ids as the command claims them, truncated; None where missing."""
         claimed = claimed_identity(self.subject, self.headers, self.data)
-        names = ("project_id", "channel_id", "agent_id", "agent_turn_id", "tool_call_id")
-        return {name: (getattr(claimed, name) or "")[:_ID_CHARS] or None for name in names}
+        ids = {
+            "project_id": claimed.project_id,
+            "channel_id": claimed.channel_id,
+            "agent_id": claimed.agent_id,
+            "agent_turn_id": claimed.agent_turn_id,
+            "tool_call_id": claimed.tool_call_id,
+        }
+        return {name: value[:_ID_CHARS] if value else None for name, value in ids.items()}
 
 
 def without_secrets(letter: DeadLetter, redactor: Redactor) -> DeadLetter:
@@ -90,7 +101,7 @@ def dead_letter(delivery: Delivery, reason: str, message: str, redactor: Redacto
     letter = unmasked_letter(delivery, reason, redactor.text(message)[:_MESSAGE_CHARS])
     if letter.whole:
         return without_secrets(letter, redactor)
-    # `head` masks and truncates at once: masking the whole text first could take long, as it may have any size.
+    # `head` masks and truncates at once: the body may have any size, so to mask all of it first could take long.
     beginning = redactor.head(letter.data.decode(errors="surrogateescape"), _HEAD_BYTES)
     return replace(
         letter,
@@ -126,25 +137,31 @@ def encode(letter: DeadLetter, max_bytes: int) -> bytes:
         record = _encoded(letter)
         if len(record) <= min(max_bytes, _MAX_WHOLE_BYTES):
             return record
-    headers = _bounded_headers(letter.headers, lambda text, chars: text[:chars])
+    headers = _bounded_headers(letter.headers, _head)
     return _encoded(replace(letter, whole=False, headers=headers, data=letter.data[:_HEAD_BYTES]))
+
+
+def _head(text: str, chars: int) -> str:
+    return text[:chars]
 
 
 def _encoded(letter: DeadLetter) -> bytes:
     fields = asdict(letter)
-    del fields["number"], fields["abandoned"]
+    del fields["number"], fields["abandoned"]  # not known when the record is stored
     fields["data_base64"] = base64.b64encode(fields.pop("data")).decode()
     return orjson.dumps(fields | letter.identity() | {"recorded_at": datetime.now(UTC)})
 
 
 def _bounded_headers(headers: Mapping[str, str], head: Callable[[str, int], str]) -> dict[str, str]:
     """Return headers up to _HEADERS_BYTES, those that identify the call first; `head` truncates names and values."""
+    identifying = [name for name in headers if name.lower() in _IDENTITY_HEADERS]
+    others = [name for name in headers if name.lower() not in _IDENTITY_HEADERS]
     included: dict[str, str] = {}
-    left = _HEADERS_BYTES
-    for name in sorted(headers, key=lambda name: name.lower() not in _IDENTITY_HEADERS):  # False sorts first
+    bytes_left = _HEADERS_BYTES
+    for name in identifying + others:
         short_name, value = head(name, _VALUE_CHARS), head(headers[name], _VALUE_CHARS)
-        left -= len(orjson.dumps((short_name, value)))
-        if left < 0:
+        bytes_left -= len(orjson.dumps((short_name, value)))
+        if bytes_left < 0:
             break
         included[short_name] = value
     return included

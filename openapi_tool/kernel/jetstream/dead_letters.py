@@ -1,4 +1,8 @@
-"""Store dead letters: records of commands that get no result, or that ended executors, in a stream of their own."""
+"""Store dead letters: records of commands that get no result, or that ended executors, in a stream of their own.
+
+A record is published on a subject that ends with a *token* for the command's project, usually its id. So the stream can
+limit the records of each project. Operators read and replay them with `openapi-tool deadletters`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,6 @@ import hashlib
 import logging
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 
 import nats.errors
 from nats.aio.client import Client
@@ -25,9 +28,8 @@ log = logging.getLogger(__name__)
 
 STREAM = "openapi_tool_dead_letters"
 SUBJECT_PREFIX = "openapi_tool.dead_letter"
-"""Beginning of the subjects. A token for the project follows, so that the limit per subject is one per project.
-
-In a stream that an earlier version created, this is the whole subject."""
+"""Beginning of the subjects; the project's token follows. In a stream that an earlier version created, this is the
+whole subject."""
 
 SUBJECT_FILTER = f"{SUBJECT_PREFIX}.*"
 NO_PROJECT = "=unreadable"  # token of a command without a project in its subject
@@ -39,14 +41,17 @@ _MAX_MESSAGES = 100_000
 _MAX_PER_PROJECT = 1_000  # of at most 180 kB, so that one project alone cannot fill the stream
 
 _TIMEOUT_S = 5.0
-_DISCARD_FROM_DELIVERY = 5  # number of the delivery from which on, in an outage, a command is settled without a record
+_DISCARD_FROM_DELIVERY = 5
+"""Number of the delivery from which on, in an outage, a command is settled without a record: else it would be delivered
+again for as long as the outage lasts."""
+
 _MAX_CONCURRENT = 2  # records being stored at once, shared fairly by projects: a flood must not take the CPU from calls
 
 # Error codes of JetStream.
 _STORE_FAILED = 10077  # the stream is full
-_TOO_LARGE = 10054
+_TOO_LARGE = 10054  # the message is larger than the stream allows
 
-_PLAIN_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,100}")  # project that is its own token; others are hashed
+_PLAIN_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,100}")  # a project such as `proj_1` is its own token; others are hashed
 _HASH_CHARS = 32
 
 
@@ -57,7 +62,7 @@ class DeadLetters:
         self._client = client
         self._redactor = redactor
         self._replicas = replicas
-        self._turns = FairSemaphore(_MAX_CONCURRENT)
+        self._permits = FairSemaphore(_MAX_CONCURRENT)
         self._subject_per_project = True  # False for a stream of an earlier version
         self._inspected = False  # whether `inspect` has looked at the stream
 
@@ -69,14 +74,15 @@ class DeadLetters:
         `_DISCARD_FROM_DELIVERY` on the record is discarded then, too.
         """
         token = _token(delivery.subject)
-        async with self._turns.permit(token):
+        async with self._permits.permit(token):
             letter = dead_letter(delivery, reason, message, self._redactor)
+            ids = {name: value for name, value in letter.identity().items() if value}
             fields: dict[str, object] = {
                 "reason": reason,
                 "subject": letter.subject,
                 "stream_sequence": letter.stream_sequence,
+                **ids,
             }
-            fields |= {name: value for name, value in letter.identity().items() if value}
             log.error("command dead-lettered: %s", letter.message, extra={"action": "call.dead_lettered"} | fields)
             try:
                 await self._publish(token, letter)
@@ -87,17 +93,6 @@ class DeadLetters:
                 _report_discarded(error, cause, fields)
             else:
                 metrics.DEAD_LETTERS.labels(reason).inc()
-
-    async def inspect(self) -> None:
-        """Look at an existing stream once: adapt to its subjects, and warn of missing limits."""
-        if self._inspected:
-            return
-        try:
-            with suppress(NotFoundError):
-                self._adapt_to((await self._client.jetstream().stream_info(STREAM)).config)
-        except (nats.errors.Error, OSError) as error:
-            log.warning("cannot inspect stream %s: %s", STREAM, error, extra={"action": "dead_letters.unknown"})
-        self._inspected = True
 
     async def _publish(self, token: str, letter: DeadLetter) -> None:
         """Publish a record; if there is no stream for it, create the stream and publish again."""
@@ -127,6 +122,19 @@ class DeadLetters:
         except BadRequestError:
             log.info("another replica created the dead letter stream", extra={"action": "dead_letters.raced"})
             return await jetstream.stream_info(STREAM)
+
+    async def inspect(self) -> None:
+        """Look at an existing stream once: adapt to its subjects, and warn of missing limits."""
+        if self._inspected:
+            return
+        try:
+            info = await self._client.jetstream().stream_info(STREAM)
+            self._adapt_to(info.config)
+        except NotFoundError:
+            pass  # it is created when it is needed, with the subjects and limits of this version
+        except (nats.errors.Error, OSError) as error:
+            log.warning("cannot inspect stream %s: %s", STREAM, error, extra={"action": "dead_letters.unknown"})
+        self._inspected = True
 
     def _adapt_to(self, config: StreamConfig) -> None:
         """Use the subjects that the stream stores, and warn of limits that it lacks."""
@@ -191,12 +199,15 @@ def _token(subject: str) -> str:
     The project is taken from the command's subject, which NATS permissions limit; headers and body can name any other.
     """
     project = project_of(subject)
+    if not project:
+        return NO_PROJECT
     if _PLAIN_TOKEN.fullmatch(project):
         return project
     try:
-        return f"={hashlib.sha256(project.encode()).hexdigest()[:_HASH_CHARS]}" if project else NO_PROJECT
-    except UnicodeEncodeError:
+        encoded = project.encode()
+    except UnicodeEncodeError:  # the subject had bytes that are not UTF-8, which were decoded to lone surrogates
         return NO_PROJECT
+    return f"={hashlib.sha256(encoded).hexdigest()[:_HASH_CHARS]}"
 
 
 def _cause(error: Exception) -> str:
@@ -206,4 +217,6 @@ def _cause(error: Exception) -> str:
         return "too_large"
     if isinstance(error, Denied):
         return "denied"
-    return "full" if code == _STORE_FAILED else "unavailable"
+    if code == _STORE_FAILED:
+        return "full"
+    return "unavailable"

@@ -1,4 +1,7 @@
-"""Turn messages of NATS into deliveries of commands."""
+"""Turn messages of NATS into deliveries of commands.
+
+A *delivery* is one of possibly several times that JetStream sends the same command, with its number from 1 on.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +30,12 @@ def shown_subject(subject: str) -> str:
 class ForeignMessage(Exception):
     """Message that JetStream did not send, so it cannot be settled.
 
-    Any client with the permission may publish to the inbox on which commands arrive.
+    Any client with the permission may publish to the subject on which commands arrive here.
     """
 
 
 def metadata_of(message: Msg) -> Msg.Metadata:
-    """Return stream sequence and delivery count. Raises ForeignMessage."""
+    """Return stream sequence and number of the delivery, from the reply subject. Raises ForeignMessage."""
     try:
         message.reply.encode()  # fails for lone surrogates: the message could not be acknowledged on such a subject
         metadata = message.metadata
@@ -51,23 +54,28 @@ def delivery_of(message: Msg) -> Delivery:
     data, headers = message.data, message.headers
     message.data = b""
     message.headers = None
-    place = metadata.stream, metadata.sequence.stream  # `sequence.stream` is the sequence in the stream
     return stored_delivery(
-        place, message.subject, headers or {}, data, metadata.timestamp, number=metadata.num_delivered
+        stream=metadata.stream,
+        sequence=metadata.sequence.stream,  # in the stream; `sequence.consumer` would be the number of the delivery
+        subject=message.subject,
+        headers=headers or {},
+        data=data,
+        published_at=metadata.timestamp,
+        number=metadata.num_delivered,
     )
 
 
 def stored_delivery(
-    place: tuple[str, int],
+    *,
+    stream: str,
+    sequence: int,
     subject: str,
     headers: Mapping[str, str],
     data: bytes,
     published_at: datetime,
-    *,
     number: int = 1,
 ) -> Delivery:
-    """Return the delivery of this `number` of a stored message; `place` is its stream and sequence."""
-    stream, sequence = place
+    """Return the delivery of this `number` of the message that a stream holds at a sequence."""
     too_large = len(data) > MAX_BODY_BYTES
     return Delivery(
         subject=subject,
@@ -78,5 +86,5 @@ def stored_delivery(
         stream_sequence=sequence,
         stream=stream,
         truncated_body=BodyDigest.of(data) if too_large else None,
-        headers_complete=getattr(headers, "complete", True),
+        headers_complete=getattr(headers, "complete", True),  # False: it had more headers than BusClient reads
     )

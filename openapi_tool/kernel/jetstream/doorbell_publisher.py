@@ -1,4 +1,8 @@
-"""Doorbells in NATS (protocol section 6), and whether JetStream stores them."""
+"""Doorbells in NATS (protocol section 6), and whether JetStream stores them.
+
+A doorbell is a message without content. It tells the worker of an agent to look into the agent's inbox in PostgreSQL,
+as a result is there. The command stream stores doorbells, too, so that none is lost.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,7 @@ _PERMANENT = (nats.errors.BadSubjectError, nats.errors.MaxPayloadError, nats.js.
 class DoorbellPublisher:
     """Publishes doorbells; if that is impossible, the kernel's periodic scan of the inbox finds the result.
 
-    - `stream` returns the name of the command stream, which stores doorbells, too; empty while it is unknown.
+    - `stream` returns the name of the command stream; empty while it is unknown.
     - `outage` is why JetStream stores no doorbell at all; empty if it does.
     - `changed` is called whenever `outage` changes.
     - `_unsent` is a doorbell that was not stored, by which `problem` tests whether the outage is over.
@@ -92,7 +96,7 @@ class DoorbellPublisher:
         stream = self.stream() or "the command stream"
         if isinstance(error, nats.js.errors.APIError):
             reason = error.description or ""
-            remedy = NOT_STORED.get(error.err_code or 0)
+            remedy = NOT_STORED.get(error.err_code or 0)  # None for an error that concerns this doorbell alone
             is_of_one_subject = "per subject" in reason  # such a limit leaves room for other subjects
             if remedy is None or is_of_one_subject:
                 return ""
@@ -106,11 +110,11 @@ class DoorbellPublisher:
 
     def _set_outage(self, why: str) -> None:
         """Set `outage`, and call `changed` if it is another one."""
-        changed = self.outage != why
+        is_same = self.outage == why
         self.outage = why
         if not why:
             self._unsent = None
-        if changed:
+        if not is_same:
             self.changed()
 
     async def problem(self) -> str:

@@ -1,4 +1,8 @@
-"""State of the durable as the server reports it (protocol section 12)."""
+"""State of the durable as the server reports it (protocol section 12).
+
+The durable is the consumer that all executors share, JetStream's record of which commands are delivered and
+acknowledged. In a cluster one server, the *leader*, delivers its commands; *followers* keep copies of the record.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +23,8 @@ REPLY_TIMEOUT_S = 2.0
 _NANOSECONDS = 1_000_000_000  # in a second
 _NOT_FOUND = 404
 _MAX_INACTIVE_NS = 3 * _NANOSECONDS
-"""Silence after which a follower has failed. A working one is active every second; the server reports a frozen one as
-online."""
+"""Silence after which a follower is taken for failed. A working one is active every second. The field `offline` is not
+enough: the server reports a frozen follower as online."""
 
 
 class DurableMissing(nats.errors.Error):
@@ -33,18 +37,17 @@ class ErrorReply(nats.errors.Error):
 
 HINDRANCES = (
     "headers_only",  # the server sends commands without their body
-    "max_batch",  # it refuses our pull requests
+    "max_batch",  # the server refuses our pull requests
     "max_expires",  # the same
     "max_bytes",  # the same
-    "backoff",  # it uses these times instead of AckWait
-    "priority_groups",  # it refuses our pull requests
-    "inactive_threshold",  # it deletes the durable while no replica runs
+    "backoff",  # the server uses these times instead of AckWait
+    "priority_groups",  # the server refuses our pull requests
+    "inactive_threshold",  # the server deletes the durable while no replica runs
 )
-"""Settings of a durable that stop, delay or repeat deliveries if they have any value, and what the server then does."""
+"""Settings of a durable that stop, delay or repeat deliveries if they have any value, with the reason."""
 
 _UNCHANGEABLE = {"ack_policy": "explicit", "replay_policy": "instant"}
-"""Settings with the only values with which no calls are lost or late. They cannot be changed once the durable
-exists."""
+"""Settings that cannot be changed once the durable exists. With any other value calls are lost or late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,7 @@ async def observe(client: BusClient, durable: Durable, clock: ServerClock) -> Du
 
 
 def _seconds(timestamp: object) -> float:
+    """Return a timestamp such as `2026-01-31T12:00:00.5Z` in seconds since the epoch. Raises ErrorReply."""
     try:
         return datetime.fromisoformat(str(timestamp)).timestamp()
     except (ValueError, OverflowError, OSError):
@@ -127,11 +131,14 @@ def _state(info: Mapping[str, Any]) -> DurableState:
     )
 
 
-def _unusable(config: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(f"{name} {config[name]!r}" for name, ours in _UNCHANGEABLE.items() if config.get(name, ours) != ours)
-
-
 def _has_quorum(followers: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether the leader and its active `followers` are a majority."""
+    """Return whether the leader and its active `followers` are a majority; `active` is how long one has been silent."""
     active = [peer for peer in followers if not peer.get("offline") and peer.get("active", 0) < _MAX_INACTIVE_NS]
-    return 2 * (1 + len(active)) > 1 + len(followers)
+    working_servers, all_servers = 1 + len(active), 1 + len(followers)
+    return 2 * working_servers > all_servers
+
+
+def _unusable(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return each wrong setting that cannot be changed, with its value, such as `ack_policy 'none'`."""
+    wrong = {name: config[name] for name, ours in _UNCHANGEABLE.items() if config.get(name, ours) != ours}
+    return tuple(f"{name} {value!r}" for name, value in wrong.items())

@@ -1,4 +1,7 @@
-"""Adapt `max_ack_pending` of the durable during a backlog: how many commands may be delivered and unacknowledged."""
+"""Adapt the durable's `max_ack_pending` to a backlog of commands.
+
+This setting of JetStream limits how many commands may be delivered and not yet acknowledged, over all executors.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,8 @@ class DurableCapacity:
         is_reached = 0 < state.max_ack_pending <= state.ack_pending
         if is_reached and state.pending > 0:
             raised = min(2 * backlog, MAX_ACK_PENDING)
-            if raised <= state.max_ack_pending or not await self._change(durable, state, raised):
+            can_raise = raised > state.max_ack_pending
+            if not can_raise or not await self._change(durable, state, raised):
                 self._warn(state)
         elif state.max_ack_pending > self._minimum >= 2 * backlog:
             await self._change(durable, state, self._minimum)
@@ -62,7 +66,7 @@ class DurableCapacity:
         return True
 
     def _warn(self, state: DurableState) -> None:
-        """Log once a minute: nothing else would show that delivery has stopped."""
+        """Log once a minute that the limit is reached: nothing else would show that delivery has stopped."""
         if time.monotonic() - self._warned_at < _WARN_FULL_EVERY_S:
             return
         self._warned_at = time.monotonic()

@@ -1,4 +1,8 @@
-"""Check connection and durable once a second, and record in the health report whether commands can arrive."""
+"""Check connection and durable once a second, and record in the health report whether commands can arrive.
+
+The durable is the consumer that all executors share, JetStream's record of which commands are delivered and
+acknowledged. Operators and executors of other versions may change it.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +31,8 @@ log = logging.getLogger(__name__)
 CHECK_INTERVAL_S = 1.0
 _START_INTERVAL_S = 0.1  # between checks until the durable is found or created
 
-_FAILURES_BEFORE_RECONNECT = 3
-"""Checks without an answer before a reconnect. The next reconnects follow after 6, 12, 24, … checks without one."""
+_CHECKS_BEFORE_RECONNECT = 3
+"""Checks without an answer before a reconnect. Further ones follow after 6, 12, 24, … checks without an answer."""
 
 _MAX_SILENCE_S = 15.0  # of the server at the pull request; after 12.5 s PullConsumer has sent another request
 _SAVE_FLOOR_INTERVAL_S = 10.0
@@ -71,7 +75,7 @@ class DurableMonitor:
             await asyncio.sleep(max(0.0, began + every_s - time.monotonic()))
 
     async def check(self) -> None:
-        """Check once."""
+        """Check once: the connection, whether the durable is found, then its state."""
         if not self._client.is_connected:
             self._unanswered = 0
             why = ": ".join(filter(None, ("no connection", self._client.outage)))
@@ -133,9 +137,9 @@ class DurableMonitor:
         self._unanswered += 1
         reason = f"no answer to a request: {type(error).__name__}"
         self._record(connection=reason, consumer=reason)
-        rounds, rest = divmod(self._unanswered, _FAILURES_BEFORE_RECONNECT)
-        is_power_of_two = rounds.bit_count() == 1
-        if rest == 0 and is_power_of_two:
+        multiple, remainder = divmod(self._unanswered, _CHECKS_BEFORE_RECONNECT)
+        is_power_of_two = multiple.bit_count() == 1
+        if remainder == 0 and is_power_of_two:
             log.warning(
                 "NATS does not answer; reconnecting",
                 extra={"action": "nats.silent", "unanswered": self._unanswered},
@@ -144,8 +148,8 @@ class DurableMonitor:
 
     async def _follow_up(self, durable: Durable, state: DurableState) -> None:
         """Do what the state of the durable asks for, after a check that the server answered."""
-        is_new_leader = state.leader != self._leader  # which does not know the open pull requests
-        if self._had_problem or is_new_leader:
+        has_new_leader = state.leader != self._leader  # which does not know the open pull requests
+        if self._had_problem or has_new_leader:
             self._consumer.renew_pull()
         self._had_problem = False
         self._was_found = True
@@ -161,8 +165,10 @@ class DurableMonitor:
         if not self._settings.is_filter_right(state):
             return  # with a wrong filter the floor may be past commands that were never delivered
         now = time.monotonic()
-        saved_lately = now - self._saved_at < _SAVE_FLOOR_INTERVAL_S
-        if not durable.stream_created or state.ack_floor <= self._saved_floor or saved_lately:
+        is_known_stream = bool(durable.stream_created)  # else the floor could be taken for one of another stream
+        has_advanced = state.ack_floor > self._saved_floor
+        was_saved_lately = now - self._saved_at < _SAVE_FLOOR_INTERVAL_S
+        if not is_known_stream or not has_advanced or was_saved_lately:
             return
         self._saved_at = now
         floor = AckFloor(durable.stream, durable.stream_created, self._options.filter_subject, state.ack_floor)

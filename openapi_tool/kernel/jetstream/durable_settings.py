@@ -35,8 +35,8 @@ class DurableSettings:
         self._replicas = replicas
         self._filters = (options.filter_subject,)
         self._last_state: DurableState | None = None
-        self._checked_at = -math.inf  # when the settings were checked last, on the monotonic clock
-        self._valid_floor = 0  # ack floor when the filter was last right
+        self._restored_at = -math.inf  # when the settings were last restored or found right, on the monotonic clock
+        self._valid_floor = 0  # ack floor (sequence up to which all is acknowledged) when the filter was last right
 
     def problem(self, state: DurableState) -> str:
         """Return which wrong settings stop, delay or repeat deliveries; empty without one."""
@@ -58,7 +58,8 @@ class DurableSettings:
     def is_ack_wait_usable(self, state: DurableState) -> bool:
         """Return whether heartbeats can adapt to the durable's AckWait; the configured one is always usable."""
         configured_s = self._options.nats.ack_wait_s
-        return min(_MIN_ACK_WAIT_S, configured_s) <= state.ack_wait_s <= max(_MAX_ACK_WAIT_S, configured_s)
+        shortest_s, longest_s = min(_MIN_ACK_WAIT_S, configured_s), max(_MAX_ACK_WAIT_S, configured_s)
+        return shortest_s <= state.ack_wait_s <= longest_s
 
     def _hindrances(self, state: DurableState) -> tuple[str, ...]:
         """Return the names of settings that stop, delay or repeat deliveries."""
@@ -70,23 +71,26 @@ class DurableSettings:
         return tuple(found)
 
     async def restore_if_wrong(self, durable: Durable, state: DurableState) -> None:
-        """Restore wrong settings; log others that differ from ours.
+        """Restore wrong settings, and log others that differ from ours; to be called after each look at the durable.
 
-        If they are still wrong afterwards, the next attempt follows after _RESTORE_RETRY_S.
+        If the settings are still wrong afterwards, the next attempt follows after _RESTORE_RETRY_S: another program may
+        set them again and again.
         """
-        if self.is_filter_right(state):
+        is_filter_right = self.is_filter_right(state)
+        if is_filter_right:
             self._valid_floor = state.ack_floor
         hindrances = self._hindrances(state)
-        changed = self._last_state is None or _compared(self._last_state) != _compared(state)
+        changed = self._last_state is None or _watched_settings(self._last_state) != _watched_settings(state)
         self._last_state = state
         if changed:
             self._log_differences(state)
-        is_due = time.monotonic() - self._checked_at >= _RESTORE_RETRY_S
+        is_due = time.monotonic() - self._restored_at >= _RESTORE_RETRY_S
         is_urgent = "headers_only" in hindrances  # no command can be read
-        if changed or is_due or is_urgent:
-            self._checked_at = time.monotonic()
-            if state.max_deliver != UNLIMITED or not self.is_filter_right(state) or hindrances:
-                await self._restore(durable, state, hindrances)
+        if not (changed or is_due or is_urgent):
+            return
+        self._restored_at = time.monotonic()
+        if state.max_deliver != UNLIMITED or not is_filter_right or hindrances:
+            await self._restore(durable, state, hindrances)
 
     def _log_differences(self, state: DurableState) -> None:
         """Log settings that differ from ours and that we leave as they are."""
@@ -114,6 +118,9 @@ class DurableSettings:
         A usable AckWait, `max_ack_pending` and a pause stay: another executor or an operator may have set them.
         """
         must_reset_ack_wait = "ack_wait" in hindrances or "backoff" in hindrances
+        replicas: int | None = state.replicas
+        if "num_replicas" in hindrances or state.replicas == 0:
+            replicas = None  # as many as the stream has
         log.warning(
             "the durable was changed so that calls would be lost; restoring its settings",
             extra={
@@ -133,7 +140,7 @@ class DurableSettings:
                 ack_wait=self._options.nats.ack_wait_s if must_reset_ack_wait else state.ack_wait_s,
                 backoff=None,
                 inactive_threshold=None,
-                num_replicas=None if "num_replicas" in hindrances else state.replicas or None,
+                num_replicas=replicas,
                 headers_only=None,  # nats-py leaves out the other hindrances, which resets them
             )
             if not self.is_filter_right(state):
@@ -157,7 +164,14 @@ class DurableSettings:
             )
 
 
-def _compared(state: DurableState) -> tuple[object, ...]:
-    """Return the settings of which a change is noticed."""
-    hindrances = state.hindrances, state.replicas, state.in_memory
-    return state.filters, state.max_deliver, state.ack_wait_s, state.max_ack_pending, hindrances
+def _watched_settings(state: DurableState) -> tuple[object, ...]:
+    """Return the settings of which a change is noticed, for a comparison."""
+    return (
+        state.filters,
+        state.max_deliver,
+        state.ack_wait_s,
+        state.max_ack_pending,
+        state.hindrances,
+        state.replicas,
+        state.in_memory,
+    )

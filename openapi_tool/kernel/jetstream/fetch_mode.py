@@ -1,4 +1,4 @@
-"""How many commands may be fetched; the health of database and NATS decides that."""
+"""How many commands may be fetched from JetStream; the health of database and NATS decides that."""
 
 from __future__ import annotations
 

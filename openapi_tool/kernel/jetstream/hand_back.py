@@ -1,6 +1,8 @@
 """Hand commands back to the server unrun, which delivers them again, to any replica.
 
-The other replicas are told by notices which commands were never run: these need no lease when they are redelivered.
+A redelivered command usually needs a lease, as the earlier delivery may still run elsewhere (`leases.py`). A command
+whose deliveries were all handed back unrun needs none. So each replica tells the others which ones these are, by a
+*notice*: a NATS message with the commands of one batch.
 """
 
 from __future__ import annotations
@@ -35,12 +37,38 @@ _NANOSECONDS = 1_000_000_000  # in a second
 
 _Number = Annotated[int, Field(gt=0, lt=2**64)]
 _NOTICE = TypeAdapter(Annotated[list[tuple[_Number, _Number]], Field(max_length=_BATCH)])
+"""Notice, as JSON: `[[stream sequence, number of the last delivery that was handed back unrun], …]`."""
+
 _MAX_NOTICE_BYTES = 64 * _BATCH  # two numbers of up to 20 digits each per command, and punctuation
 
 
 def notice_subject(stream: str, durable: str) -> str:
-    """Return the subject of notices of unrun commands, JSON: `[[stream sequence, delivery count], …]`."""
+    """Return the subject on which the replicas of a durable send each other notices."""
     return f"openapi_tool.handed_back.{stream}.{durable}"
+
+
+class _HandBack(NamedTuple):
+    """Message to hand back.
+
+    - `held`: its command, None if the command was not held.
+    - `delay_s`: until the redelivery, in seconds.
+    - `never_run`: whether no delivery of the command was ever run, as far as is known here.
+    """
+
+    message: Msg
+    held: HeldCommand | None
+    delay_s: float
+    never_run: bool
+
+    def ids(self) -> dict[str, Any]:
+        """Return the command's ids for log lines."""
+        return ids_of(self.held.delivery if self.held else self.message)
+
+    def body(self) -> bytes:
+        """Return the negative acknowledgement, with the delay if there is one."""
+        if self.delay_s == 0:
+            return b"-NAK"
+        return b'-NAK {"delay":%d}' % (self.delay_s * _NANOSECONDS)
 
 
 class HandBackQueue:
@@ -51,9 +79,9 @@ class HandBackQueue:
         self._release = release
         self._queue: deque[_HandBack] = deque()
         self._wake = asyncio.Event()
-        # Commands whose deliveries were all handed back unrun: the number of the last one by stream sequence.
+        # Commands whose deliveries were all handed back unrun: the number of the last delivery, by stream sequence.
         self._unrun_deliveries: OrderedDict[int, int] = OrderedDict()
-        self._subject: str | None = None  # of notices, once `follow` has begun
+        self._notice_subject: str | None = None  # set once `follow` has begun
 
     def add(self, message: Msg, held: HeldCommand | None, delay_s: float = 0.0) -> None:
         """Hand back a message unrun, for redelivery after `delay_s` seconds; `held` is its command if that is held."""
@@ -61,7 +89,7 @@ class HandBackQueue:
         hand_back = _HandBack(message, held, delay_s, never_run)
         self._queue.append(hand_back)
         self._wake.set()
-        if not delay_s:
+        if delay_s == 0:
             log.info("handed a waiting command back", extra={"action": "call.handed_back"} | hand_back.ids())
         elif log.isEnabledFor(logging.DEBUG):  # may be thousands of lines; `intake.full` is logged once a minute
             log.debug("handed a surplus command back", extra={"action": "call.handed_back"} | hand_back.ids())
@@ -87,18 +115,19 @@ class HandBackQueue:
 
     async def follow(self, client: BusClient, stream: str, durable: str) -> None:
         """Receive the notices of the other replicas of a durable until cancelled; from now on send some, too."""
-        self._subject = notice_subject(stream, durable)  # stays afterwards, as a drain still sends notices
-        subscription = await client.subscribe(self._subject, cb=self._on_notice)
+        self._notice_subject = notice_subject(stream, durable)  # stays afterwards, as a drain still sends notices
+        subscription = await client.subscribe(self._notice_subject, cb=self._on_notice)
         try:
-            await asyncio.Event().wait()
+            await asyncio.Event().wait()  # until cancelled
         finally:
             self._unrun_deliveries.clear()  # a durable that is created again counts deliveries from 1
             await unsubscribe(client, subscription)
 
     async def _on_notice(self, message: Msg) -> None:
-        with suppress(ValidationError):
-            data = message.data if len(message.data) <= _MAX_NOTICE_BYTES else b""
-            for sequence, number in _NOTICE.validate_json(data, strict=True):
+        if len(message.data) > _MAX_NOTICE_BYTES:
+            return
+        with suppress(ValidationError):  # of a foreign message: any client with the permission may publish here
+            for sequence, number in _NOTICE.validate_json(message.data, strict=True):
                 self._remember(sequence, number)
 
     async def run(self) -> None:
@@ -109,9 +138,9 @@ class HandBackQueue:
             await self.flush()
 
     async def flush(self) -> None:
-        """Hand back everything that was added."""
+        """Hand back everything that was added, in batches."""
         while self._queue:
-            current = self._queue[0]  # for the log, if the notice fails
+            current = self._queue[0]  # for the log; if already the notice fails, it stands for the whole batch
             try:
                 async with asyncio.timeout(_BATCH_TIMEOUT_S):
                     await self._notify()  # first, so that the notice arrives before the commands are redelivered
@@ -128,35 +157,19 @@ class HandBackQueue:
 
     async def _notify(self) -> None:
         """Tell the other replicas which commands of the next batch were never run."""
-        unrun = [_delivery(each.message) for each in islice(self._queue, _BATCH) if each.never_run]
-        if unrun and self._subject:
-            await self._publish(self._subject, orjson.dumps(unrun))
+        batch = islice(self._queue, _BATCH)
+        unrun = [_delivery(hand_back.message) for hand_back in batch if hand_back.never_run]
+        if unrun and self._notice_subject:
+            await self._publish(self._notice_subject, orjson.dumps(unrun))
 
     async def _hand_back(self, hand_back: _HandBack) -> None:
         try:
             await self._publish(hand_back.message.reply, hand_back.body())
-        finally:
+        finally:  # also after a failure: the server then redelivers the command by itself
             if hand_back.held is not None:
                 self._release(hand_back.held)
 
 
-class _HandBack(NamedTuple):
-    """Message to hand back, with its held command if it was held."""
-
-    message: Msg
-    held: HeldCommand | None
-    delay_s: float
-    never_run: bool
-
-    def ids(self) -> dict[str, Any]:
-        """Return the command's ids for log lines."""
-        return ids_of(self.held.delivery if self.held else self.message)
-
-    def body(self) -> bytes:
-        """Return the negative acknowledgement, with the delay if there is one."""
-        return b'-NAK {"delay":%d}' % (self.delay_s * _NANOSECONDS) if self.delay_s else b"-NAK"
-
-
 def _delivery(message: Msg) -> tuple[int, int]:
-    """Return stream sequence and delivery count."""
+    """Return a message's stream sequence and the number of its delivery."""
     return message.metadata.sequence.stream, message.metadata.num_delivered

@@ -10,9 +10,9 @@ from cachetools import LRUCache
 _MIN_DELAY_S = 0.1
 _MAX_DELAY_S = 10.0  # well below the time for which a worker waits, as the project's calls may become faster
 _ASSUMED_CALL_S = 0.1  # duration of a call, until one of the project has ended
-_MEAN_WEIGHT = 64  # the moving average of call durations is over about as many calls
+_MEAN_OF_CALLS = 64  # the moving average of call durations is over about as many calls
 _MAX_MEANS = 4_096  # projects whose average is remembered
-_MAX_NEXT = 20_000  # projects in `_next_at`; beyond that, those whose last command has returned are forgotten
+_MAX_RETURNS = 20_000  # projects in `_last_return_at`; beyond, those whose last command has returned are forgotten
 
 
 class HandBackDelays:
@@ -27,21 +27,21 @@ class HandBackDelays:
         self._slots = slots
         self._clock = clock
         self._mean_s: LRUCache[str, float] = LRUCache(_MAX_MEANS)  # duration of a call by project
-        self._next_at: dict[str, float] = {}  # when the last command that was handed back returns, by project
+        self._last_return_at: dict[str, float] = {}  # when the last command that was handed back returns, by project
 
     def finished(self, project: str, duration_s: float) -> None:
         """Add the duration of a call to the moving average of its project."""
         mean_s = self._mean_s.get(project, duration_s)
-        self._mean_s[project] = mean_s + (duration_s - mean_s) / _MEAN_WEIGHT
+        self._mean_s[project] = mean_s + (duration_s - mean_s) / _MEAN_OF_CALLS
 
     def next(self, project: str, ahead: int) -> float:
         """Return the redelivery delay in seconds of the next command of a project; `ahead` commands wait before it."""
         now = self._clock()
         each_s = self._mean_s.get(project, _ASSUMED_CALL_S) / self._slots  # between the beginnings of two calls
         after_waiting = now + ahead * each_s
-        after_handed_back = self._next_at.get(project, 0.0)
-        at = max(after_waiting, after_handed_back) + each_s
-        self._next_at[project] = min(at, now + _MAX_DELAY_S)
-        if len(self._next_at) > _MAX_NEXT:
-            self._next_at = {name: due for name, due in self._next_at.items() if due > now}
-        return min(max(at - now, _MIN_DELAY_S), _MAX_DELAY_S)
+        after_handed_back = self._last_return_at.get(project, 0.0)
+        return_at = max(after_waiting, after_handed_back) + each_s
+        self._last_return_at[project] = min(return_at, now + _MAX_DELAY_S)
+        if len(self._last_return_at) > _MAX_RETURNS:
+            self._last_return_at = {name: at for name, at in self._last_return_at.items() if at > now}
+        return min(max(return_at - now, _MIN_DELAY_S), _MAX_DELAY_S)

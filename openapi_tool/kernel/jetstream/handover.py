@@ -1,4 +1,8 @@
-"""Hand the durable over to the kernel's own executor (protocol section 12), for `openapi-tool nats durable`."""
+"""Hand the durable over to the kernel's own executor (protocol section 12), for `openapi-tool nats durable`.
+
+The kernel has a tool executor of its own, which this program replaces by consuming from the same durable. An operator
+who goes back to it first stops all our executors. The durable then needs other settings than ours.
+"""
 
 from __future__ import annotations
 
@@ -92,9 +96,11 @@ async def _refuse_if_pulled(client: Client, options: DurableOptions, durable: Co
     does not name its durable may consume from this one.
     """
     replicas = await gather_stats(client, _STATS_TIMEOUT_S)
-    running = [str(each["instance"]) for each in replicas if each.get("durable", options.name) == options.name]
+    running = [str(replica["instance"]) for replica in replicas if replica.get("durable", options.name) == options.name]
     if running:
-        named = ", ".join(running[:_MAX_NAMED]) + (", …" if len(running) > _MAX_NAMED else "")
+        named = ", ".join(running[:_MAX_NAMED])
+        if len(running) > _MAX_NAMED:
+            named += ", …"
         raise StillPulled(
             f"the durable {options.name!r} still has {counted(len(running), 'running replica')} ({named})"
         )
@@ -120,6 +126,7 @@ async def _acknowledge_answered(
             if message.sequence > delivered:
                 break
             if await has_result(message.delivery):
+                # $JS.ACK.STREAM.DURABLE.DELIVERIES.SEQUENCE.…: only the sequence in the stream matters
                 subject = f"$JS.ACK.{durable.stream_name}.{durable.name}.1.{message.sequence}.1.1.0"
                 await client.request(subject, b"+ACK", timeout=_ACK_TIMEOUT_S)
                 acknowledged += 1

@@ -1,4 +1,7 @@
-"""Heartbeats of held commands, without which the server would redeliver them after AckWait."""
+"""Heartbeats of held commands: received, and not yet settled.
+
+Without heartbeats the server would redeliver a command after AckWait, a setting of the durable (`nats.ack_wait_s`).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,8 @@ from openapi_tool.protocol.errors import Unavailable
 log = logging.getLogger(__name__)
 
 # Fractions of AckWait. A heartbeat is due 0.45 of it after the last one, and a failed one is retried at the next check.
-# The worst case of two attempts fits into AckWait: 0.45 + 2 * (1/12 until a check + 1/10 until the timeout) < 1.
+# So even if the first attempt fails as late as possible, the second one is in time: 0.45 + 2 * (1/12 until a check +
+# 1/10 until the timeout) = 0.82 < 1.
 _DUE_SHARE = 0.45  # from the last heartbeat until the next one is due
 _CHECK_SHARE = 1 / 12  # between two checks which heartbeats are due
 _TIMEOUT_SHARE = 1 / 10  # timeout of one heartbeat
@@ -43,8 +47,8 @@ class Heartbeats:
 
     async def send(self, commands: Iterable[HeldCommand]) -> None:
         """Send the heartbeats that are due, longest overdue first."""
-        due_before = self._clock() - self.ack_wait_s * _DUE_SHARE  # a command is due if its last heartbeat was earlier
-        due = [held for held in commands if held.heartbeat_at <= due_before and not held.message.is_acked]
+        due_if_before = self._clock() - self.ack_wait_s * _DUE_SHARE
+        due = [held for held in commands if held.heartbeat_at <= due_if_before and not held.message.is_acked]
         due.sort(key=lambda held: held.heartbeat_at)
         permits = asyncio.Semaphore(_MAX_CONCURRENT)
         await asyncio.gather(*(self._beat(held, permits) for held in due))

@@ -1,4 +1,4 @@
-"""A held command: received, and not yet settled."""
+"""A held command: received, and not yet settled, that is, acknowledged, handed back or recorded as a dead letter."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OVERHEAD_BYTES = 1_024
 
 @dataclass(slots=True)
 class HeldCommand:
-    """Received command, with what is known of its run.
+    """Received command, with what is known of its run in this process.
 
     `message` is the NATS message by which it is settled, without its body and headers, which `delivery` has. Times are
     on the monotonic clock, in seconds.
@@ -35,13 +35,13 @@ class HeldCommand:
     stale: bool = False
     """Whether the server may have redelivered it elsewhere: heartbeats did not arrive in time."""
     forgive_on_hand_back: bool = True
-    """Whether its run, if it is handed back, counts as no lost one (`CommandRunner` sets it)."""
+    """Whether handing it back takes its run off the count of lost runs; `CommandRunner` sets it."""
     overdue: bool = False
     """Whether it ran longer than all time limits and was cancelled."""
     settling: bool = False
     """Whether its settlement is decided, so that it is no longer handed back."""
     probe: bool = False
-    """Whether it was fetched to test if calls can be committed again."""
+    """Whether it was fetched as a test whether the database works again."""
     lease: Lease | None = None
     """The lease under which it runs; None for a first run, which needs none."""
     claimed_agent: AgentKey = field(init=False)

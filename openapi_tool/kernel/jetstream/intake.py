@@ -1,9 +1,12 @@
 """Intake: holds received commands from delivery to settlement, and hands back those that did not run.
 
+To hand a command back is to tell JetStream that it was not run, so that it is delivered again, to any replica.
+
 More commands are fetched than can be held, so that the backlog of one project does not block the projects behind it in
-the stream. The surplus is handed back with a delay. Without the delay, a whole backlog would be received again and
-again, which would cost more CPU than its calls. The other replicas are told which commands were handed back unrun,
-since these need no lease when they are redelivered (ADR 6).
+the stream. Of the commands that then wait for a slot, the scheduler *evicts* the surplus: commands of the project whose
+commands take the most memory. These are handed back with a delay. Without the delay, a whole backlog would be received
+again and again, which would cost more CPU than its calls. The other replicas are told which commands were handed back
+unrun, since these need no lease when they are redelivered (ADR 6).
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from openapi_tool.kernel.jetstream.deliveries import delivery_of, metadata_of
 from openapi_tool.kernel.jetstream.hand_back import HandBackQueue, Publish
 from openapi_tool.kernel.jetstream.hand_back_delays import HandBackDelays
 from openapi_tool.kernel.jetstream.held import HeldCommand
-from openapi_tool.kernel.jetstream.scheduler import Scheduler
+from openapi_tool.kernel.jetstream.scheduler import FairScheduler
 from openapi_tool.options.executor import ExecutorOptions
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.telemetry import metrics
@@ -36,9 +39,12 @@ _LOG_EVERY_S = 60.0  # least time between two log lines about a full intake
 
 
 class Intake:
-    """Holds commands, in `commands` by stream sequence; `scheduler` orders those that wait for a slot."""
+    """Holds commands, in `commands` by stream sequence; `scheduler` orders those that wait for a slot.
 
-    def __init__(self, options: ExecutorOptions, scheduler: Scheduler, publish: Publish) -> None:
+    `publish` sends hand-backs, and notices of them to the other replicas.
+    """
+
+    def __init__(self, options: ExecutorOptions, scheduler: FairScheduler, publish: Publish) -> None:
         self._options = options
         self._scheduler = scheduler
         self.commands: dict[int, HeldCommand] = {}
@@ -58,13 +64,15 @@ class Intake:
 
     @property
     def full(self) -> bool:
-        """Return whether no further command can wait."""
+        """No further command can wait."""
         return self.waiting >= self._options.max_held or self._scheduler.memory_bytes >= _MAX_WAITING_BYTES
 
     def oldest_s(self, now: float) -> float:
-        """Return the age in seconds of the oldest held command; `now` is the server's time."""
-        oldest = min((held.delivery.published_at for held in self.commands.values()), default=None)
-        return 0.0 if oldest is None else max(0.0, now - oldest.timestamp())
+        """Return the age in seconds of the oldest held command, 0 without one; `now` is the server's time."""
+        if not self.commands:
+            return 0.0
+        oldest = min(held.delivery.published_at for held in self.commands.values())
+        return max(0.0, now - oldest.timestamp())
 
     def hand_back_surplus(self, message: Msg) -> bool:
         """Hand back a message that the scheduler would evict at once; return False if it may be held.
@@ -74,7 +82,7 @@ class Intake:
         project = project_of(message.subject)
         if not self.full or not self._scheduler.would_evict(project):
             return False
-        if metadata_of(message).sequence.stream in self.commands:
+        if metadata_of(message).sequence.stream in self.commands:  # a redelivery, which `take` ignores
             return False
         self._hand_back_delayed(message, project, held=None)
         return True
@@ -90,7 +98,7 @@ class Intake:
             )
             return None
         if delivery.number > 1 and self.hand_backs.take_never_run(message.metadata):
-            _log_redelivery(delivery)
+            _log_unrun_redelivery(delivery)
             # All earlier deliveries were handed back unrun. So no run can be lost, and this one is like the first.
             delivery = replace(delivery, number=1)
         now = time.monotonic()
@@ -100,10 +108,10 @@ class Intake:
 
     def enqueue(self, held: HeldCommand) -> None:
         """Let a command wait for a slot. If the queue was full, evict one and hand it back."""
-        full = self.full
+        was_full = self.full
         self._scheduler.offer(held)
-        if full:
-            surplus = self._scheduler.evict()
+        if was_full:
+            surplus = self._scheduler.evict()  # perhaps the command itself
             self._hand_back_delayed(surplus.message, surplus.claimed_agent.project, surplus)
 
     def next(self, may_begin: Callable[[str], bool]) -> HeldCommand | None:
@@ -118,7 +126,7 @@ class Intake:
         project = held.claimed_agent.project
         self.release(held)
         self._delays.finished(project, duration_s)
-        self._scheduler.finished(held, cost=requests)
+        self._scheduler.finished(held, requests)
 
     def release(self, held: HeldCommand) -> None:
         """Stop holding a command."""
@@ -139,7 +147,10 @@ class Intake:
         self.hand_backs.add(held.message, held)
 
     def _hand_back_delayed(self, message: Msg, project: str, held: HeldCommand | None) -> None:
-        """Hand back a surplus command, which may be held, so that it returns when a slot should be free for it."""
+        """Hand back a surplus command with a delay, so that it returns when a slot should be free for it.
+
+        `held` is None if the command was never held (`hand_back_surplus`).
+        """
         metrics.EVICTED.inc()
         if time.monotonic() - self._logged_at >= _LOG_EVERY_S:
             self._logged_at = time.monotonic()
@@ -151,7 +162,7 @@ class Intake:
         self.hand_backs.add(message, held, delay_s)
 
 
-def _log_redelivery(delivery: Delivery) -> None:
+def _log_unrun_redelivery(delivery: Delivery) -> None:
     if log.isEnabledFor(logging.DEBUG):  # else the ids would be read for nothing
         log.debug(
             "command redelivered that was handed back here",

@@ -1,8 +1,10 @@
 """Leases: the right of one executor to run a command that was delivered more than once (ADR 4).
 
-While heartbeats arrive, JetStream delivers a command to no other executor, so a first delivery needs no lease. After a
-redelivery the first run may still be in progress, in a process that was stopped for a while. So a record in a KV bucket
-names the executor that owns the lease. It also counts the command's *lost* runs, which began and never ended.
+An executor sends heartbeats for the commands that it runs. While they arrive, JetStream delivers a command to no other
+executor, so a first delivery needs no lease. After a redelivery the first run may still be in progress, in a process
+that was stopped for a while. So each redelivered command has a record in a KV bucket, which names the executor that
+owns the lease. The record also counts the command's *lost* runs, which began and never ended: `CommandRunner` no longer
+runs a command that has ended too many executors.
 """
 
 from __future__ import annotations
@@ -25,16 +27,19 @@ from openapi_tool.state.nats_kv import Bucket, NatsKvRecords
 
 BUCKET = "openapi_tool_leases"
 KEYS = "command.*.*"  # pattern of the keys: stream and sequence
-_TTL_S = 3600  # of a record after its last change
+_TTL_S = 3600  # of a record after its last change; much longer than a call, and `inspect` shows it as long
 _MAX_EVENTS = 20  # of a record, for `openapi-tool inspect`
 _Count = Annotated[int, Field(ge=0, lt=2**63)]  # larger numbers could be read, but not be written again as JSON
 
 
 @dataclass(frozen=True, slots=True)
 class RunEvent:
-    """Event of a run, for `openapi-tool inspect`: `began`, `handed_back` or `settled`.
+    """Event of a run, for `openapi-tool inspect`.
 
-    `delivery` is the number of the delivery, `executor` the replica's name, `at` in seconds since the epoch.
+    - `event`: `began`, `handed_back` or `settled`.
+    - `delivery`: number of the command's delivery that was run, from 1 on.
+    - `executor`: name of the replica.
+    - `at`: in seconds since the epoch.
     """
 
     event: str
@@ -67,7 +72,11 @@ _RECORD = TypeAdapter(LeaseRecord)
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Lease that this executor has for one delivery of a command; `lost` counts the command's lost runs so far."""
+    """Lease that this executor has for one delivery of a command.
+
+    - `key`: of the record.
+    - `lost`: the command's lost runs before this one.
+    """
 
     key: str
     lost: int
@@ -97,15 +106,18 @@ class Leases:
 
     async def take(self, delivery: Delivery) -> Lease | LeaseTaken:
         """Take the lease of a redelivered command, unless another executor holds it."""
-        key, now = lease_key(delivery.stream, delivery.stream_sequence), self._clock()
+        key = lease_key(delivery.stream, delivery.stream_sequence)
+        now = self._clock()
 
         def taken(record: LeaseRecord) -> LeaseRecord | None:
-            return None if record.expires_at > now and record.owner != self._owner else self._owned(record)
+            is_held_by_other = record.owner != self._owner and record.expires_at > now
+            return None if is_held_by_other else self._owned(record)
 
         # The first run of a command writes no record. So if there is none, deliveries from the second on count one lost
-        # run: the first one may be lost. Delivery 1 counts none; it takes a lease only after a stall
+        # run: the first one may be lost. Delivery 1 counts none; it takes a lease only if its heartbeats were late
         # (`HeldCommand.stale`).
-        before, after = await self._change(key, taken, lost_without_record=min(delivery.number - 1, 1))
+        lost_without_record = 0 if delivery.number == 1 else 1
+        before, after = await self._change(key, taken, lost_without_record)
         if after is None:
             # A record that expires later than after `duration_s` is damaged, or was written with other settings.
             return LeaseTaken(min(before.expires_at - now, self.duration_s))
@@ -115,13 +127,18 @@ class Leases:
         """Count a run as lost from its beginning on, until `settle` or `hand_back`."""
 
         def begun(record: LeaseRecord) -> LeaseRecord:
-            return self._with_event(self._owned(replace(record, lost=record.lost + 1)), "began", lease.delivery_number)
+            record = replace(self._owned(record), lost=record.lost + 1)
+            return self._with_event(record, "began", lease.delivery_number)
 
         await self._change(lease.key, begun)
 
     async def renew(self, lease: Lease) -> None:
         """Extend the lease, unless another executor took it meanwhile."""
-        await self._change(lease.key, lambda record: self._owned(record) if record.owner == self._owner else None)
+
+        def renewed(record: LeaseRecord) -> LeaseRecord | None:
+            return self._owned(record) if record.owner == self._owner else None
+
+        await self._change(lease.key, renewed)
 
     async def release(self, lease: Lease) -> None:
         """Release a lease without a run; it was just taken, so no other executor can have it yet."""
@@ -131,7 +148,8 @@ class Leases:
         """Release the lease of a command that is not settled; with `forgive` its run does not count as lost."""
 
         def handed_back(record: LeaseRecord) -> LeaseRecord:
-            record = replace(record, lost=max(0, record.lost - int(forgive)))
+            if forgive:
+                record = replace(record, lost=max(0, record.lost - 1))
             if record.owner in ("", self._owner):  # empty, as a first run has no lease
                 record = _without_owner(record)
             return self._with_event(record, "handed_back", delivery.number)
@@ -142,9 +160,10 @@ class Leases:
         """Release the lease of a settled command; its record stays for `inspect`."""
 
         def settled(record: LeaseRecord) -> LeaseRecord | None:
-            if record.owner != self._owner:
+            if record.owner != self._owner:  # another executor took the lease meanwhile, and runs the command
                 return None
-            return self._with_event(_without_owner(replace(record, lost=0)), "settled", lease.delivery_number)
+            record = replace(_without_owner(record), lost=0)
+            return self._with_event(record, "settled", lease.delivery_number)
 
         await self._change(lease.key, settled)
 
@@ -160,19 +179,22 @@ class Leases:
     async def _change(
         self, key: str, change: Callable[[LeaseRecord], LeaseRecord | None], lost_without_record: int = 1
     ) -> tuple[LeaseRecord, LeaseRecord | None]:
-        """Change a record; return it as it was before and after. If `change` returns None, it stays, and None is after.
+        """Change a record; return it as it was before the change, and as it is after.
 
-        `lost_without_record` is the number of lost runs if there is no record, or an unreadable one.
+        If `change` returns None, the record stays as it is, and None is returned for after. If there is no record, or
+        an unreadable one, `change` gets a new one with `lost_without_record` lost runs.
         """
-        before = unwritten = LeaseRecord(lost=lost_without_record)
+        before = new_record = LeaseRecord(lost=lost_without_record)
         after: LeaseRecord | None = None
+
+        # Called again if another executor changed the record at the same time; the last call is the one that counts.
 
         def changed(stored: bytes | None) -> bytes | None:
             nonlocal before, after
             try:
-                before = unwritten if stored is None else _RECORD.validate_json(stored)
+                before = new_record if stored is None else _RECORD.validate_json(stored)
             except ValidationError:
-                before = unwritten
+                before = new_record
             after = change(before)
             return None if after is None else orjson.dumps(after)
 

@@ -1,8 +1,10 @@
 """Look-ahead: fetch some commands while all slots are busy.
 
-Without it the backlog of one project blocks the commands of others behind it in the stream (head-of-line blocking):
-only those that the executor has received can take turns. The requests use `no_wait`, so that the server answers at once
-with what is there. It serves open pull requests first, which are those of executors with a free slot (NATS ADR-13).
+Projects take turns, but only with the commands that the executor has received. Without the look-ahead the backlog of
+one project would block the commands of others behind it in the stream (head-of-line blocking).
+
+The pull requests use `no_wait`, so that the server answers at once with what is there. It serves open requests first,
+which are those of executors with a free slot (NATS ADR-13).
 """
 
 from __future__ import annotations
@@ -34,25 +36,25 @@ _MAX_BYTES = 8 * 2**20  # of the messages of one request, which nats-py buffers
 
 
 class LookAhead:
-    """Fetches `batch()` commands at a time, as long as `batch` returns a positive number, once `wake` was called.
+    """Fetches commands once `wake` was called, until `wanted` returns 0.
 
-    `receive` gets each message.
+    `wanted` returns how many to fetch at a time. `receive` gets each message.
     """
 
     def __init__(
         self,
         client: BusClient,
         durable: Durable,
-        batch: Callable[[], int],
+        wanted: Callable[[], int],
         receive: Callable[[Msg], None],
     ) -> None:
         self._client = client
         self._subject = next_subject(durable)
-        self._batch = batch
+        self._wanted = wanted
         self._receive = receive
         self._outstanding = 0  # messages of the current request that have not arrived
         self._yielded_at = 0.0  # when other tasks last ran, on the monotonic clock
-        self._batch_ended = asyncio.Event()
+        self._request_ended = asyncio.Event()
         self._wake = asyncio.Event()
 
     def wake(self) -> None:
@@ -67,7 +69,7 @@ class LookAhead:
             while True:
                 await self._wake.wait()
                 self._wake.clear()
-                while batch := self._batch():
+                while batch := self._wanted():
                     await self._fetch(batch, inbox)
         finally:
             await unsubscribe(self._client, subscription)
@@ -75,13 +77,13 @@ class LookAhead:
     async def _fetch(self, batch: int, inbox: str) -> None:
         """Send one request and wait for its messages; pause if there were fewer than `batch`."""
         self._outstanding = batch
-        self._batch_ended.clear()
+        self._request_ended.clear()
         if self._client.is_connected:
             request = {"batch": batch, "no_wait": True, "max_bytes": _MAX_BYTES}
             await self._client.publish(self._subject, orjson.dumps(request), inbox)
             with suppress(TimeoutError):
                 async with asyncio.timeout(_REPLY_TIMEOUT_S):
-                    await self._batch_ended.wait()
+                    await self._request_ended.wait()
         if self._outstanding:
             await asyncio.sleep(PAUSE_S * random.uniform(*JITTER))  # noqa: S311 - no secret depends on it
 
@@ -92,8 +94,10 @@ class LookAhead:
             self._outstanding = max(0, self._outstanding - 1)
         elif status == StatusCode.CONFLICT:  # `max_bytes` is reached: more commands are pending
             self._outstanding = 0  # so fetch again without a pause
-        if status is not None or not self._outstanding:
-            self._batch_ended.set()
+        has_status = status is not None  # any status ends the request, usually as there are no more messages
+        if has_status or not self._outstanding:
+            self._request_ended.set()
+        # nats-py calls this for one buffered message after the other, without giving other tasks a turn.
         if time.monotonic() - self._yielded_at > _MAX_RECEIVE_S:
             await asyncio.sleep(0)
             self._yielded_at = time.monotonic()

@@ -1,5 +1,8 @@
 """Configuration of nats-server that gives each operator's login an account of its own, apart from the streams.
 
+An *account* of NATS is a set of users with subjects and streams of their own. What one account exports, another one can
+import.
+
 In one account, permissions do not limit an operator enough: NATS does not check the reply subject of a request. If the
 operator names the subject of another request there, such as one that deletes a stream, the server's answer to the
 permitted request is taken for that request. Between accounts the server replaces reply subjects, so that the operator
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import Literal, NamedTuple
 
 from openapi_tool.kernel.jetstream.permissions import Permissions
 from openapi_tool.nats_client.client import routed
@@ -26,6 +30,16 @@ Requests without a domain (`$JS.API.…`) would reach the JetStream of the opera
 (`$JS.openapi_tool.API.…`) are imported."""
 
 OTHER_USERS = "# the kernel's own users"  # line of the configuration at which an operator adds them
+
+
+class _SharedSubject(NamedTuple):
+    """Subject that the main account exports and an operator's account imports.
+
+    `kind` is `service` for subjects on which the operator publishes, `stream` for one to which it subscribes.
+    """
+
+    kind: Literal["service", "stream"]
+    subject: str
 
 
 def account_name(user: NatsUser) -> str:
@@ -69,30 +83,32 @@ def _user(user: NatsUser, permissions: Permissions) -> list[str]:
 
 def _exports(operators: Mapping[NatsUser, Permissions]) -> list[str]:
     """Return what the main account exports: one line per subject, with the accounts that may import it."""
-    accounts: dict[tuple[str, str], list[str]] = {}
+    importers: dict[_SharedSubject, list[str]] = {}
     for user, permissions in operators.items():
-        for kind, subject in _shared(permissions):
-            accounts.setdefault((kind, subject), []).append(account_name(user))
+        for shared in _shared_subjects(permissions):
+            importers.setdefault(shared, []).append(account_name(user))
     return [
-        f"      {{ {kind}: {json.dumps(subject)}, accounts: [{', '.join(names)}] }}"
-        for (kind, subject), names in accounts.items()
+        f"      {{ {shared.kind}: {json.dumps(shared.subject)}, accounts: [{', '.join(accounts)}] }}"
+        for shared, accounts in importers.items()
     ]
 
 
 def _imports(permissions: Permissions) -> list[str]:
     """Return what an operator's account imports, each subject under the name that it has in the operator's domain."""
     lines = []
-    for kind, subject in _shared(permissions):
+    for kind, subject in _shared_subjects(permissions):
         local = routed(subject, OPERATOR_DOMAIN)
         to = f", to: {json.dumps(local)}" if local != subject else ""
         lines.append(f"      {{ {kind}: {{ account: {MAIN_ACCOUNT}, subject: {json.dumps(subject)} }}{to} }}")
     return lines
 
 
-def _shared(permissions: Permissions) -> list[tuple[str, str]]:
-    """Return kind and subject of what an operator's account imports.
+def _shared_subjects(permissions: Permissions) -> list[_SharedSubject]:
+    """Return what an operator's account imports.
 
     These are the subjects that the operator publishes to, and that of the replicas' answers, if it gathers statistics.
     """
-    answers = [("stream", STATS_REPLIES)] if STATS_REPLIES in permissions.subscribe else []
-    return [*(("service", subject) for subject in permissions.publish), *answers]
+    shared = [_SharedSubject("service", subject) for subject in permissions.publish]
+    if STATS_REPLIES in permissions.subscribe:
+        shared.append(_SharedSubject("stream", STATS_REPLIES))
+    return shared

@@ -1,4 +1,4 @@
-"""The bucket with the records of parked results: results that could not be committed, for another executor."""
+"""The bucket with the records of parked results: those that an executor could not commit, kept for another one."""
 
 from __future__ import annotations
 

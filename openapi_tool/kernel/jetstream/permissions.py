@@ -1,4 +1,4 @@
-"""Least NATS permissions of each command: the subjects that its user must be able to publish and subscribe to.
+"""Least NATS permissions of each command of `openapi-tool`: the subjects that its user must publish and subscribe to.
 
 Only the executor and `nats durable` may create a consumer, and only their durable. A user who may create any consumer
 can have the server publish stored messages on any subject. So commands that only read streams request single messages.
@@ -34,9 +34,10 @@ class Permissions:
         return {name: {"allow": list(subjects)} for name, subjects in asdict(self).items()}
 
     def union(self, other: Permissions) -> Permissions:
-        """Return both permissions."""
-        publish, subscribe = (*self.publish, *other.publish), (*self.subscribe, *other.subscribe)
-        return Permissions(tuple(dict.fromkeys(publish)), tuple(dict.fromkeys(subscribe)))
+        """Return both permissions, each subject once."""
+        publish = dict.fromkeys(self.publish + other.publish)
+        subscribe = dict.fromkeys(self.subscribe + other.subscribe)
+        return Permissions(tuple(publish), tuple(subscribe))
 
     def over(self, domain: str | None, inbox: str) -> Permissions:
         """Return the permissions for another JetStream domain and inbox prefix."""
@@ -58,11 +59,11 @@ def executor_permissions(options: DurableOptions, stream: str, *, session_key: b
     - `session_key`: whether the settings contain the session key, so that it is not stored in NATS.
     - `quotas`: whether the records of quotas are in the kernel's NATS, too.
     """
-    notices = hand_back.notice_subject(stream, options.name)  # of commands that a replica handed back
-    project = options.filter_subject.split(".")[2]  # of cg.VERSION.PROJECT.…; `*` for all projects
+    notices = hand_back.notice_subject(stream, options.name)  # by which replicas tell which commands were never run
+    _, _, project, *_ = options.filter_subject.split(".")  # cg.VERSION.PROJECT.…; `*` for all projects
     key_record = f"$KV.{shared_bucket.BUCKET}.{stored_session_key.SESSION_KEY}"
     own = Permissions(
-        (
+        publish=(
             f"{_API}.STREAM.NAMES",
             f"{_API}.STREAM.INFO.{stream}",
             f"{_API}.STREAM.CREATE.{stream}",
@@ -81,13 +82,13 @@ def executor_permissions(options: DurableOptions, stream: str, *, session_key: b
             *_bucket(leases.BUCKET, leases.KEYS),
             *_bucket(parked_records.PARKED_BUCKET, parked_records.PARKED_KEYS),
             *_bucket(shared_bucket.BUCKET, f"{ack_floor.FLOOR_PREFIX}.{options.name}"),
-            *(() if session_key else (key_record,)),
+            *([] if session_key else [key_record]),
             _direct_get(shared_bucket.BUCKET, switches.SWITCHES_KEY),
             # Needed to write the record again if its bucket was deleted. Otherwise the next replica would start with
             # every tool enabled.
             f"$KV.{shared_bucket.BUCKET}.{switches.SWITCHES_KEY}",
         ),
-        (_REPLIES, replica_statistics.STATS_SUBJECT, notices),
+        subscribe=(_REPLIES, replica_statistics.STATS_SUBJECT, notices),
     )
     return own.union(quota_permissions()) if quotas else own
 
@@ -96,20 +97,21 @@ def quota_permissions() -> Permissions:
     """Return the permissions of `serve` for the records of quotas."""
     changes = (f"{LIMITS.bucket.changes}.>", f"{BUDGETS.bucket.changes}.>")
     return Permissions(
-        (
+        publish=(
             *_bucket(LIMITS.bucket.name, LIMITS.keys),
             *_bucket(BUDGETS.bucket.name, BUDGETS.keys),
             *(_read(BUDGETS.earlier.stream) if BUDGETS.earlier else ()),
             *changes,
         ),
-        (_REPLIES, *changes),
+        subscribe=(_REPLIES, *changes),
     )
 
 
 def gateway_permissions(
     buckets: Mapping[str, str],
     purged: Iterable[str],
-    stream: tuple[str, str],
+    stream: str,
+    stream_subjects: str,
     command_stream: str,
     *,
     session_key: bool,
@@ -118,32 +120,31 @@ def gateway_permissions(
     """Return the permissions of `gateway` and its commands.
 
     - `buckets`: the gateway's own buckets, with the pattern of their keys; in those of `purged` it deletes old keys.
-    - `stream`: the gateway's own stream with its subjects.
+    - `stream`, `stream_subjects`: the gateway's own stream with its subjects, as one pattern.
     - `command_stream`: the kernel's stream, whose number of replicas the gateway takes over for its own.
     - `session_key`: whether the settings contain the session key, so that it is not stored in NATS.
     - `quotas`: whether the records of quotas are in the same NATS.
     """
-    name, subjects = stream
-    stored_key = (
+    stored_key = [  # subjects to read and write it
         f"{_API}.STREAM.MSG.GET.KV_{shared_bucket.BUCKET}",
         f"$KV.{shared_bucket.BUCKET}.{stored_session_key.SESSION_KEY}",
-    )
+    ]
     own = Permissions(
-        (
+        publish=(
             f"{_API}.STREAM.NAMES",
             f"{_API}.STREAM.INFO.{command_stream}",
             *(subject for bucket, keys in buckets.items() for subject in _listed_bucket(bucket, keys)),
             *(f"{_API}.STREAM.PURGE.KV_{bucket}" for bucket in purged),
-            *_created_stream(name),
-            f"{_API}.DIRECT.GET.{name}",
-            subjects,
+            *_created_stream(stream),
+            f"{_API}.DIRECT.GET.{stream}",
+            stream_subjects,
             replica_statistics.STATS_REPLIES,
             *_created_stream(f"KV_{shared_bucket.BUCKET}"),
             _direct_get(shared_bucket.BUCKET, switches.SWITCHES_KEY),
             f"$KV.{shared_bucket.BUCKET}.{switches.SWITCHES_KEY}",
-            *(() if session_key else stored_key),
+            *([] if session_key else stored_key),
         ),
-        (_REPLIES, replica_statistics.STATS_SUBJECT),
+        subscribe=(_REPLIES, replica_statistics.STATS_SUBJECT),
     )
     return own.union(quota_permissions()) if quotas else own
 
@@ -151,7 +152,7 @@ def gateway_permissions(
 def dead_letter_permissions(options: DurableOptions, stream: str) -> Permissions:
     """Return the permissions of `deadletters`, including `--abandoned` and `replay`."""
     return Permissions(
-        (
+        publish=(
             f"{_API}.STREAM.NAMES",
             f"{_API}.CONSUMER.INFO.{stream}.{options.name}",
             f"{_API}.STREAM.MSG.GET.{stream}",
@@ -168,7 +169,7 @@ def inspect_permissions(options: DurableOptions, stream: str) -> Permissions:
     `inspect` reads the command stream, the dead letters and the leases; `usage` reads the accounts of budgets.
     """
     return Permissions(
-        (
+        publish=(
             f"{_API}.STREAM.NAMES",
             f"{_API}.CONSUMER.INFO.{stream}.{options.name}",
             f"{_API}.STREAM.MSG.GET.{stream}",
@@ -180,14 +181,14 @@ def inspect_permissions(options: DurableOptions, stream: str) -> Permissions:
             _direct_get(BUDGETS.bucket.name, BUDGETS.keys),
             replica_statistics.STATS_SUBJECT,
         ),
-        (_REPLIES, replica_statistics.STATS_REPLIES),
+        subscribe=(_REPLIES, replica_statistics.STATS_REPLIES),
     )
 
 
 def handover_permissions(options: DurableOptions, stream: str) -> Permissions:
     """Return the permissions of `nats durable`, including `--restore`."""
     return Permissions(
-        (
+        publish=(
             f"{_API}.STREAM.NAMES",
             f"{_API}.CONSUMER.INFO.{stream}.{options.name}",
             f"{_API}.CONSUMER.CREATE.{stream}.{options.name}.{options.filter_subject}",
@@ -195,7 +196,7 @@ def handover_permissions(options: DurableOptions, stream: str) -> Permissions:
             f"$JS.ACK.{stream}.{options.name}.>",
             replica_statistics.STATS_SUBJECT,
         ),
-        (_REPLIES, replica_statistics.STATS_REPLIES),
+        subscribe=(_REPLIES, replica_statistics.STATS_REPLIES),
     )
 
 
@@ -233,7 +234,7 @@ def _bucket(bucket: str, *keys: str) -> tuple[str, ...]:
 
 
 SWITCH_PERMISSIONS = Permissions(
-    (
+    publish=(
         f"{_API}.STREAM.INFO.KV_{shared_bucket.BUCKET}",
         # Not STREAM.MSG.GET: by that request every key of the bucket can be read, also the session key. Not
         # STREAM.CREATE: the creator of a bucket can have the server republish every key that is written to it.
@@ -243,5 +244,7 @@ SWITCH_PERMISSIONS = Permissions(
 )
 """Permissions of `tools disable`, `enable` and `disabled`."""
 
-TOP_PERMISSIONS = Permissions((replica_statistics.STATS_SUBJECT,), (_REPLIES, replica_statistics.STATS_REPLIES))
+TOP_PERMISSIONS = Permissions(
+    publish=(replica_statistics.STATS_SUBJECT,), subscribe=(_REPLIES, replica_statistics.STATS_REPLIES)
+)
 """Permissions of `top`, and of `limits` and `budgets` for the running executors."""

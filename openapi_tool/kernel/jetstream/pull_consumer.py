@@ -1,7 +1,8 @@
-"""Pull consumer with an open request for as many messages as there are free slots.
+"""Pull consumer with an open request for as many messages as there are free slots (places for running calls).
 
-One request covers all free slots, a further one those that become free. So a single message is delivered at once, a
-burst in one batch, and no message is fetched without a free slot (NATS ADR-13, pull consumers; our ADR 2).
+A pull request asks the server for a number of messages. It stays open until that many have come, it expires, or it is
+withdrawn. One request covers all free slots, a further one those that become free. So a single message is delivered at
+once, a burst in one batch, and no message is fetched without a free slot (NATS ADR-13, pull consumers; our ADR 2).
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ _MAX_BYTES = 4 * 2**20
 publications on the same connection: 64 large commands by 0.2 s."""
 
 _COMPLETED = ("batch completed", "message size exceeds maxbytes")
-"""Descriptions of status 409 with which the server ends a request as expected."""
+"""Descriptions, in lower case, of status 409 with which the server ends a request as expected."""
 
 _EXPECTED_STATUSES = (StatusCode.REQUEST_TIMEOUT, StatusCode.NO_MESSAGES)  # other expected ends of a request
 _NANOSECONDS = 1_000_000_000  # in a second
-_PENDING = "Nats-Pending-Messages"  # header: messages of the ended request that do not come
-_NUMBER = re.compile(r"[0-9]{1,18}")
+_UNDELIVERED = "Nats-Pending-Messages"  # header with the number of messages of the ended request that do not come
+_NUMBER = re.compile(r"[0-9]{1,18}")  # value of that header, such as `12`
 _FIRST_PAUSE_S = 0.05  # after a request that the server ended unexpectedly; each further one doubles it
 _MAX_PAUSE_S = 2.0
-_MAX_REFUSALS = 10  # unexpected ends that are counted: more doublings would not change the pause, which has a maximum
+_MAX_REFUSALS = 10  # unexpected ends that are counted; by then the pause has reached its maximum
 _TOP_UP_DIVISOR = 4
 """A further request is sent only if it is for at least a quarter of the most messages wanted so far. For example, if 64
 slots were free once, the next request waits until 16 are free: fewer, larger requests."""
@@ -52,7 +53,7 @@ class ConsumerGone(Exception):
 
 
 class PullConsumer:
-    """Keeps requests open for `wanted()` messages, and passes each to `receive`.
+    """Keeps requests open for as many messages as `wanted` returns, and passes each message to `receive`.
 
     `receive` returns False for a message that JetStream did not send; it does not count as requested.
     """
@@ -72,11 +73,11 @@ class PullConsumer:
         self._inbox = ""
         self._subscription: Subscription | None = None
         self._reconnects = 0
-        # Open requests. `_unanswered_since` is since when the server owes an answer to them: the time of its last
-        # answer, else of the first request; further requests do not change it. None without an open request.
         self._requested = 0  # messages of open requests that have not arrived
-        self._max_wanted = 1  # so far
+        self._max_wanted = 1  # most messages wanted at a time so far
         self._requested_at = time.monotonic()  # when the latest request was sent
+        # Since when the server owes an answer to the open requests: since its last answer, or if there was none, since
+        # the first of these requests. None without an open request.
         self._unanswered_since: float | None = None
         # What the next round of `run` does.
         self._wake = asyncio.Event()
@@ -164,15 +165,17 @@ class PullConsumer:
         wanted = self._wanted()
         self._max_wanted = max(self._max_wanted, wanted)
         missing = wanted - self._requested
-        if missing <= 0 or not self._client.is_connected or time.monotonic() < self._paused_until:
+        may_send = self._client.is_connected and time.monotonic() >= self._paused_until
+        if missing <= 0 or not may_send:
             return
-        if self._requested and missing * _TOP_UP_DIVISOR < self._max_wanted:
+        is_large_enough = missing * _TOP_UP_DIVISOR >= self._max_wanted
+        if self._requested and not is_large_enough:
             return
         request = {
             "batch": missing,
             "expires": int(EXPIRES_S * _NANOSECONDS),
             "idle_heartbeat": int(HEARTBEAT_S * _NANOSECONDS),
-            "max_bytes": max(_MAX_BYTES, 2 * self._client.max_payload),
+            "max_bytes": max(_MAX_BYTES, 2 * self._client.max_payload),  # at least so large that any message fits
         }
         self._requested += missing
         self._requested_at = time.monotonic()
@@ -208,14 +211,16 @@ class PullConsumer:
     def _request_ended(self, status: str, headers: dict[str, str]) -> None:
         """Handle the end of one request; its status and headers say why, and how many messages do not come."""
         description = headers.get(Header.DESCRIPTION, "")
-        undelivered = headers.get(_PENDING, "")
+        undelivered = headers.get(_UNDELIVERED, "")
         if _NUMBER.fullmatch(undelivered):
             self._requested = max(0, self._requested - int(undelivered))
         else:  # unknown: take all requests for ended
             self._requested = 0
-        if status == StatusCode.SERVICE_UNAVAILABLE or "consumer deleted" in description.lower():
+        is_gone = status == StatusCode.SERVICE_UNAVAILABLE or "consumer deleted" in description.lower()
+        is_expected = status in _EXPECTED_STATUSES or description.lower() in _COMPLETED
+        if is_gone:
             self._gone_reason = description or "no responders"
-        elif status not in _EXPECTED_STATUSES and description.lower() not in _COMPLETED:
+        elif not is_expected:
             log.warning(
                 "the server ended a pull request",
                 extra={"action": "pull.ended", "status": status, "description": description},
@@ -223,7 +228,7 @@ class PullConsumer:
             self._pause()
 
     def _pause(self) -> None:
-        """Let the next request wait: because of the durable's settings the server may end each request at once."""
+        """Let the next request wait: the server may end each at once, for example because of the durable's settings."""
         pause_s = min(_FIRST_PAUSE_S * 2**self._refusals, _MAX_PAUSE_S)
         self._refusals = min(self._refusals + 1, _MAX_REFUSALS)
         self._paused_until = time.monotonic() + pause_s

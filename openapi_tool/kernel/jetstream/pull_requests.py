@@ -28,7 +28,10 @@ def server_status(message: Msg) -> str | None:
 
     A stored message may have a header of that name, too. It differs by its reply subject, on which it is acknowledged.
     """
-    return message.headers.get(Header.STATUS) if message.headers and not message.reply else None
+    is_stored_message = bool(message.reply)
+    if is_stored_message or not message.headers:
+        return None
+    return message.headers.get(Header.STATUS)
 
 
 async def unsubscribe(client: BusClient, subscription: Subscription) -> None:

@@ -1,4 +1,8 @@
-"""The calls that run in this process, one task each, and how many more may begin."""
+"""The calls that run in this process, one task each, and how many more may begin.
+
+A *slot* is one of a fixed number of places for running calls. A call that only waits gives up its slot (`slots.py`), so
+more calls may run than there are slots.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +22,18 @@ log = logging.getLogger(__name__)
 Run = Callable[[HeldCommand], Coroutine[Any, Any, None]]
 """Runs and settles a command."""
 
-Ended = Callable[[HeldCommand, int], None]
+OnEnd = Callable[[HeldCommand, int], None]
 """Called when the run of a command has ended in any way, with the number of its upstream requests."""
 
 
 class RunningCalls:
     """Calls that run in at most `limit` slots, apart from those that have given up theirs (`Slots`)."""
 
-    def __init__(self, run: Run, slots: Slots, limit: int, ended: Ended) -> None:
+    def __init__(self, run: Run, slots: Slots, limit: int, on_end: OnEnd) -> None:
         self._run = run
         self._slots = slots
         self._limit = limit
-        self._ended = ended
+        self._on_end = on_end
         self.held_by_task: dict[asyncio.Task[None], HeldCommand] = {}
 
     def __len__(self) -> int:
@@ -65,7 +69,8 @@ class RunningCalls:
     def oldest_s(self) -> float:
         """Return for how many seconds the oldest call has run, 0 without one."""
         now = time.monotonic()
-        return round(max((now - held.started_at for held in self.held_by_task.values()), default=0.0), 3)
+        ages_s = [now - held.started_at for held in self.held_by_task.values()]
+        return round(max(ages_s, default=0.0), 3)
 
     def begin(self, held: HeldCommand) -> None:
         """Run a command in a task of its own."""
@@ -77,8 +82,10 @@ class RunningCalls:
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         held = self.held_by_task.pop(task)
-        self._ended(held, self._slots.ended(held.delivery.stream_sequence))
-        if not task.cancelled() and (defect := task.exception()):
+        requests = self._slots.ended(held.delivery.stream_sequence)
+        self._on_end(held, requests)
+        defect = None if task.cancelled() else task.exception()
+        if defect is not None:
             log.error(
                 "an internal error prevented settling a command; the server redelivers it",
                 exc_info=defect,
@@ -86,7 +93,7 @@ class RunningCalls:
             )
 
     def cancel_overdue(self, max_run_s: float) -> None:
-        """Cancel calls that run for longer than `max_run_s`, which is a defect; a run that began counts as lost."""
+        """Cancel calls that run for longer than `max_run_s`, which is a defect; their runs count as lost."""
         for task, held in self.held_by_task.items():
             if not held.overdue and time.monotonic() - held.started_at > max_run_s:
                 log.error(

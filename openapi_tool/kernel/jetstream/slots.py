@@ -1,9 +1,10 @@
-"""Slots of running calls: how many calls may run, of which project, and which calls run without a slot.
+"""Slots, the places for running calls: how many may run, of which project, and which calls run without a slot.
 
 A call that only waits gives up its slot to another one:
 
-- *paused* while its requests wait for a permit or a retry. It takes a slot again when it goes on, free or not.
-- *released* for good while its finished result waits for its commit (ADR 8).
+- The slot is *paused* while the requests of the call wait for a retry, or for a permit, which the rate limit gives. The
+  call takes a slot again when it goes on, free or not.
+- It is *released* for good while the finished result waits for its commit (ADR 8).
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from collections import Counter
 from collections.abc import Callable
 
 _RESERVED_SHARE = 1 / 8
-"""Fraction of the slots that one project alone cannot take. Running calls are not interrupted, so without it a project
-with long calls could block all others."""
+"""Fraction of the slots that one project cannot take, once there are others. Running calls are not interrupted, so
+without it a project with long calls could block all others."""
 
 
 class Slots:
@@ -30,7 +31,7 @@ class Slots:
         self._max_of_project = limit - int(limit * _RESERVED_SHARE)
         self._slots: dict[int, PausableSlot] = {}
         self._first_project: str | None = None
-        self._several_projects = False
+        self._several_projects = False  # whether calls of two projects have run
         self._in_use: Counter[str] = Counter()  # slots that the calls of each project hold
         self._released = 0  # running calls that have released their slot
         self.paused = 0  # running calls that are paused
@@ -43,7 +44,8 @@ class Slots:
 
     def may_begin(self, project: str) -> bool:
         """Return whether a project may have one more slot; whether one is free is another question."""
-        return self._in_use[project] < (self._max_of_project if self._several_projects else self._limit)
+        most = self._max_of_project if self._several_projects else self._limit
+        return self._in_use[project] < most
 
     @property
     def excess(self) -> int:

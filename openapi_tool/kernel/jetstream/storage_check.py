@@ -1,5 +1,9 @@
 """Check whether the streams and buckets of the executor in NATS can be used, and create missing ones.
 
+These are the command stream, which also stores doorbells (messages that tell the kernel of a result); dead letters
+(commands without a result); and buckets for leases, parked results and shared records. The records of *quotas*, that
+is, of limits and budgets, may be in another NATS.
+
 `unusable` and `unusable_quotas` check once, for the command line. `StorageMonitor` checks while the executor runs.
 """
 
@@ -66,10 +70,11 @@ async def unusable(client: BusClient, command_stream: str, *, quotas: bool) -> l
     here, too. Raises nats.errors.Error.
     """
     needed = _needed(command_stream, quotas=quotas)
-    found = await asyncio.gather(
-        *(_unusable(client, name, size, readable=name != command_stream) for name, size in needed.items())
-    )
-    return [problem for problem in found if problem] or await _not_stored(client)
+    checks = [_unusable(client, stream, size, readable=stream != command_stream) for stream, size in needed.items()]
+    problems = list(filter(None, await asyncio.gather(*checks)))
+    if problems:
+        return problems
+    return await _not_stored(client)
 
 
 def _needed(command_stream: str, *, quotas: bool) -> dict[str, int]:
@@ -84,18 +89,23 @@ def _needed(command_stream: str, *, quotas: bool) -> dict[str, int]:
 
 async def unusable_quotas(client: BusClient) -> list[str]:
     """Return which records of quotas cannot be used, and why. Raises nats.errors.Error."""
-    found = await asyncio.gather(*(_unusable(client, name, size, readable=True) for name, size in QUOTA_BYTES.items()))
-    return [problem for problem in found if problem]
+    checks = [_unusable(client, stream, size, readable=True) for stream, size in QUOTA_BYTES.items()]
+    return list(filter(None, await asyncio.gather(*checks)))
 
 
 async def _unusable(client: BusClient, stream: str, written_bytes: int, *, readable: bool) -> str:
-    """Return why a stream cannot be used, empty if it can; unless `readable`, its state may be unreadable."""
+    """Return why a stream cannot be used, empty if it can.
+
+    A stream whose state may not be read is a problem only if it must be `readable`: permissions of earlier versions do
+    not let us read the command stream.
+    """
     try:
-        return problem_of_stream(await client.jetstream(timeout=_TIMEOUT_S).stream_info(stream), written_bytes)
+        info = await client.jetstream(timeout=_TIMEOUT_S).stream_info(stream)
     except Denied as refusal:
-        return str(refusal) if readable else ""  # permissions of earlier versions do not let us read the command stream
+        return str(refusal) if readable else ""
     except NotFoundError:
         return ""
+    return problem_of_stream(info, written_bytes)
 
 
 async def _not_stored(client: BusClient) -> list[str]:
@@ -138,8 +148,9 @@ class StorageMonitor:
         while True:
             self._wake.clear()
             await self.check()
+            interval_s = CHECK_INTERVAL_S if self.health.ok(JETSTREAM) else RETRY_INTERVAL_S
             with suppress(TimeoutError):
-                async with asyncio.timeout(CHECK_INTERVAL_S if self.health.ok(JETSTREAM) else RETRY_INTERVAL_S):
+                async with asyncio.timeout(interval_s):
                     await self._wake.wait()
 
     def wake(self) -> None:

@@ -33,8 +33,14 @@ class StoredMessage:
     @property
     def delivery(self) -> Delivery:
         """Return the first delivery of the message."""
-        place = self.stream, self.sequence
-        return stored_delivery(place, self.subject, self.headers, self.data, self.published_at)
+        return stored_delivery(
+            stream=self.stream,
+            sequence=self.sequence,
+            subject=self.subject,
+            headers=self.headers,
+            data=self.data,
+            published_at=self.published_at,
+        )
 
 
 async def stored_message(client: Client, stream: str, **wanted: object) -> StoredMessage | None:
@@ -51,9 +57,14 @@ async def stored_message(client: Client, stream: str, **wanted: object) -> Store
             return None
         raise APIError.from_error(error)
     found = answer["message"]
-    data, headers = (base64.b64decode(found.get(name, "")) for name in ("data", "hdrs"))
-    published_at = datetime.fromisoformat(found["time"])
-    return StoredMessage(stream, found["seq"], found["subject"], parse_headers(headers), data, published_at)
+    return StoredMessage(
+        stream=stream,
+        sequence=found["seq"],
+        subject=found["subject"],
+        headers=parse_headers(base64.b64decode(found.get("hdrs", ""))),
+        data=base64.b64decode(found.get("data", "")),
+        published_at=datetime.fromisoformat(found["time"]),
+    )
 
 
 async def stream_messages(
@@ -67,13 +78,13 @@ async def stream_messages(
     last = await stored_message(client, stream, last_by_subj=subject)
     if last is None:
         return
-    number = first if since is None else await _first_since(client, stream, since, last.sequence)
-    while number <= last.sequence:
-        message = await stored_message(client, stream, seq=number, next_by_subj=subject)
+    sequence = first if since is None else await _first_since(client, stream, since, last.sequence)
+    while sequence <= last.sequence:
+        message = await stored_message(client, stream, seq=sequence, next_by_subj=subject)
         if message is None:
             return
         yield message
-        number = message.sequence + 1
+        sequence = message.sequence + 1
 
 
 async def _first_since(client: Client, stream: str, since: datetime, last: int) -> int:
@@ -81,10 +92,10 @@ async def _first_since(client: Client, stream: str, since: datetime, last: int) 
 
     It is `last` + 1 if no message up to `last` was.
     """
-    low, high = 1, last + 1
+    low, high = 1, last + 1  # the sequence is one of low … high
     while low < high:
         middle = (low + high) // 2
-        message = await stored_message(client, stream, seq=middle, next_by_subj=">")
+        message = await stored_message(client, stream, seq=middle, next_by_subj=">")  # `middle` itself may be deleted
         if message is None or message.published_at >= since:
             high = middle
         else:

@@ -1,4 +1,9 @@
-"""Find or create the command stream, and the durable consumer that all executors share (protocol section 1)."""
+"""Find or create the command stream, and the durable consumer that all executors share (protocol section 1).
+
+The kernel publishes its commands to the stream, which stores them. The *durable* is JetStream's record of which of them
+were delivered and acknowledged. If it is lost, a new one resumes at the ack floor, the sequence up to which the old one
+had all commands acknowledged (`ack_floor.py`).
+"""
 
 from __future__ import annotations
 
@@ -21,7 +26,8 @@ log = logging.getLogger(__name__)
 
 _REPLY_TIMEOUT_S = 5.0
 _MAX_WAITING = 4_096
-"""Open pull requests, one per executor; the server's default is 512. It cannot be changed later."""
+"""Open pull requests that a new durable allows; each executor has a few. The server's default is 512, and the setting
+cannot be changed later."""
 
 UNLIMITED = -1  # of `max_deliver`
 
@@ -55,6 +61,47 @@ async def ensure_durable(client: BusClient, options: DurableOptions) -> Durable:
     return durable
 
 
+async def _ensure_stream(client: BusClient, options: DurableOptions) -> str:
+    """Return the stream that captures our subjects; create a missing one with the kernel's configuration."""
+    if found := await command_stream_of(client, options):
+        return found
+    name, subjects = command_stream(options.version)
+    config = StreamConfig(
+        name=name,
+        subjects=[subjects],
+        retention=RetentionPolicy.LIMITS,
+        max_age=24 * 3600,
+        num_replicas=options.nats.replicas or 1,
+    )
+    try:
+        await client.jetstream().add_stream(config)
+    except BadRequestError:  # another executor created it in the meantime
+        return await client.jetstream().find_stream_name_by_subject(options.filter_subject)
+    log.info("created the command stream", extra={"action": "stream.created", "stream": name})
+    return name
+
+
+async def command_stream_of(client: BusClient, options: DurableOptions) -> str | None:
+    """Return the stream that captures our subjects, None if it must be created. Raises nats.errors.Error.
+
+    Raises StreamMissing if the stream must not be created. That may be because of a leaf node with a JetStream of its
+    own, which does not see the streams of the hub. A stream that is created there would never get a command, and the
+    executor would look ready. So on such a server the settings must name the JetStream domain.
+    """
+    try:
+        return await client.jetstream().find_stream_name_by_subject(options.filter_subject)
+    except NotFoundError:
+        missing = f"no stream captures {options.filter_subject}"
+    if not options.nats.create_stream:
+        raise StreamMissing(f"{missing}, and nats.create_stream is off: start the kernel, which creates it")
+    if client.unconfigured_domain:
+        raise StreamMissing(
+            f"{missing} in the JetStream domain {client.unconfigured_domain!r} of this server: set "
+            "nats.jetstream_domain to the kernel's domain, or to this one if the stream should be created here"
+        )
+    return None
+
+
 async def _creation_time(client: BusClient, stream: str) -> str:
     """Return the stream's creation time as the server writes it, empty if this user may not read it.
 
@@ -71,7 +118,7 @@ async def _creation_time(client: BusClient, stream: str) -> str:
 async def _create_durable(client: BusClient, durable: Durable, options: DurableOptions) -> None:
     """Create the durable; if one existed before, let it start after the stored ack floor of that one."""
     floor = 0
-    if durable.stream_created:
+    if durable.stream_created:  # else it is unknown whether a stored floor is of this stream
         current = AckFloor(durable.stream, durable.stream_created, options.filter_subject, sequence=0)
         floor = await load_ack_floor(client, durable.name, current)
     config = ConsumerConfig(
@@ -118,44 +165,3 @@ async def change_durable(client: BusClient, durable: Durable, **settings: Any) -
     jetstream = client.jetstream()
     info = await jetstream.consumer_info(durable.stream, durable.name)
     await jetstream.add_consumer(durable.stream, info.config.evolve(**settings, name=durable.name))
-
-
-async def command_stream_of(client: BusClient, options: DurableOptions) -> str | None:
-    """Return the stream that captures our subjects, None if it must be created. Raises nats.errors.Error.
-
-    Raises StreamMissing if the stream must not be created. That may be because of a leaf node with a JetStream of its
-    own, which does not see the streams of the hub. A stream that is created there would never get a command, and the
-    executor would look ready. So on such a server the settings must name the JetStream domain.
-    """
-    try:
-        return await client.jetstream().find_stream_name_by_subject(options.filter_subject)
-    except NotFoundError:
-        missing = f"no stream captures {options.filter_subject}"
-    if not options.nats.create_stream:
-        raise StreamMissing(f"{missing}, and nats.create_stream is off: start the kernel, which creates it")
-    if client.unconfigured_domain:
-        raise StreamMissing(
-            f"{missing} in the JetStream domain {client.unconfigured_domain!r} of this server: set "
-            "nats.jetstream_domain to the kernel's domain, or to this one if the stream should be created here"
-        )
-    return None
-
-
-async def _ensure_stream(client: BusClient, options: DurableOptions) -> str:
-    """Return the stream that captures our subjects; create a missing one with the kernel's configuration."""
-    if found := await command_stream_of(client, options):
-        return found
-    name, subjects = command_stream(options.version)
-    config = StreamConfig(
-        name=name,
-        subjects=[subjects],
-        retention=RetentionPolicy.LIMITS,
-        max_age=24 * 3600,
-        num_replicas=options.nats.replicas or 1,
-    )
-    try:
-        await client.jetstream().add_stream(config)
-    except BadRequestError:  # another executor created it in the meantime
-        return await client.jetstream().find_stream_name_by_subject(options.filter_subject)
-    log.info("created the command stream", extra={"action": "stream.created", "stream": name})
-    return name

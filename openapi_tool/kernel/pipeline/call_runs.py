@@ -1,6 +1,7 @@
 """Run a call of the kernel in the engine: from its stored definition and its tool.call card to a result to commit.
 
-A call that must not run, for example because its command breaks the protocol, gets a failed result instead.
+The *definition* is the row that describes the tool, the tool.call card is the row with the arguments of the call. A
+call that must not run, for example because its command breaks the protocol, gets a failed result instead.
 """
 
 from __future__ import annotations
@@ -45,23 +46,23 @@ class CallRuns:
         """Run the call; every failure but Unavailable and CancelledError becomes its result."""
         call, records = delivered.call, delivered.records
         try:
-            record = _runnable(delivered)
+            record = _definition_to_run(delivered)
             # The definition's own time limits are known only once it is parsed.
-            parse_deadline = self.limits.deadline(self._age_s(delivered), None)
+            parse_deadline = self.limits.deadline(self._age_s(delivered), suspend_timeout_s=None)
             definition = await self.runner.parse_definition(call, record, parse_deadline)
-            given = read_tool_call(records.card, call.identity.tool_call_id)
+            tool_call = read_tool_call(records.card, call.identity.tool_call_id)
         except Exception as cause:  # noqa: BLE001 - logged by `failure_result`
             name = delivered.command.function_name
             return ResultToCommit(self.runner.failure_result(call, name, cause, started=delivered.facts.loaded))
         deadline = self.limits.deadline(self._age_s(delivered), definition.suspend_timeout_s, definition.timeout_s)
-        result = await self._run_until(deadline, delivered, definition, given)
+        result = await self._run_until(deadline, delivered, definition, tool_call)
         if result.full_text is None:
             return ResultToCommit(result.fields)
         artifact = artifact_card(self.actor_id, call.identity, records.card, result.full_text, self.artifact_ttl_s)
         return ResultToCommit(result.fields, artifact)
 
     async def _run_until(
-        self, deadline: Deadline, delivered: DeliveredCall, definition: ToolDefinition, given: ToolCall
+        self, deadline: Deadline, delivered: DeliveredCall, definition: ToolDefinition, tool_call: ToolCall
     ) -> RunResult:
         """Run the call until its deadline, which another result of its step may bring forward.
 
@@ -70,21 +71,21 @@ class CallRuns:
         """
         call = delivered.call
         first_check_s = self.limits.worker_timeout_left_s(self._age_s(delivered))
-        may_outlast = self.limits.may_outlast_worker_timeout(definition.suspend_timeout_s)
-        reaches_check = first_check_s < deadline.remaining()
-        if not may_outlast or not reaches_check or call.identity.step_id is None:
-            return await self.runner.run(call, definition, given, deadline)
+        may_outlast_worker = self.limits.may_outlast_worker_timeout(definition.suspend_timeout_s)
+        may_reach_check = first_check_s < deadline.remaining()
+        if not may_outlast_worker or not may_reach_check or call.identity.step_id is None:
+            return await self.runner.run(call, definition, tool_call, deadline)
         async with turn_deadline(self.kernel, self.limits, call.identity, first_check_s) as turn_limit:
-            return await self.runner.run(call, definition, given, Deadline(deadline.at, turn_limit))
+            return await self.runner.run(call, definition, tool_call, Deadline(deadline.at, turn_limit))
 
     def _age_s(self, delivered: DeliveredCall) -> float:
         """Return the seconds since the command arrived in the stream."""
         return self.clock() - delivered.delivery.published_at.timestamp()
 
 
-def _runnable(delivered: DeliveredCall) -> DefinitionRecord:
+def _definition_to_run(delivered: DeliveredCall) -> DefinitionRecord:
     """Return the definition of a call that may run. Raises ToolError if it must not."""
-    if delivered.delivery.exhausted:
+    if delivered.delivery.exhausted:  # too many runs ended their executor
         raise InternalError(EXHAUSTED)
     if delivered.command.violation is not None:
         raise delivered.command.violation

@@ -52,9 +52,9 @@ class ResultCommitter:
         try:
             return await commit_with_retries(stop=stop_after_delay(park_after_s))
         except (Exception, asyncio.CancelledError) as failure:
-            parked = result.was_parked or await self.parked.park(wait.identity, result)
+            is_parked = result.was_parked or await self.parked.park(wait.identity, result)
             may_retry = isinstance(failure, Unavailable) and self.retry_timeout_s > park_after_s
-            if parked or not may_retry:
+            if is_parked or not may_retry:
                 raise
         # Second stage: the result could not be parked, so retry here for the rest of the time.
         try:
@@ -80,9 +80,11 @@ class _Attempts:
         """Make one attempt; return whether the result was written. Raises Unavailable."""
         if self.failed_before:
             self.order.restart(self.wait)
+        # `order.write` passes the condition on which the rows may be written, and to the other one an age.
         write_rows = partial(self.kernel.commit, self.card, self.report, self.result.artifact, retry=self.failed_before)
+        is_turn_busy = partial(self.kernel.is_turn_busy, self.report)
         try:
-            return await self.order.write(self.wait, write_rows, partial(self.kernel.is_turn_busy, self.report))
+            return await self.order.write(self.wait, write_rows, is_turn_busy)
         except Unavailable:
             self.failed_before = True
             raise

@@ -14,11 +14,11 @@ from openapi_tool.telemetry.calls import CallFacts
 
 @dataclass(slots=True, eq=False)
 class DeliveredCall:
-    """Call whose turn accepts a result.
+    """Call whose turn (the run of the agent that waits for it) accepts a result.
 
-    - `delivery`, `command`: what the bus delivered, and what it says.
+    - `delivery`, `command`: what NATS delivered, and what it says.
     - `records`: the call's rows in the kernel's database when they were loaded.
-    - `acceptance`: what its report needs.
+    - `acceptance`: what the report of its result (inbox row and edge) needs.
     - `call`: the same call as the engine knows it.
     - `slot`: the slot in which it runs here.
     - `facts`: what telemetry shows; each step adds its part.

@@ -1,4 +1,8 @@
-"""Publish the doorbell of a committed result, by which the agent's worker hears of it, or do without."""
+"""Publish the doorbell of a committed result, by which the agent's worker hears of it, or do without.
+
+A doorbell is a NATS message without content, upon which the worker looks into the agent's inbox. Without one the kernel
+finds the result later, by a scan of the inbox.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +66,7 @@ class DoorbellSender:
                 outage,
                 extra={"action": "doorbell.missed"} | log_ids(identity),
             )
-        if not published:  # and never will be: NATS refuses it for good, or no worker waits for it any more
+        if not published:  # and never will be: NATS refuses it for good, or the worker waits no longer
             metrics.DOORBELLS_MISSED.inc()
 
     def _worker_waits(self, delivery: Delivery, records: CallRecords) -> bool:

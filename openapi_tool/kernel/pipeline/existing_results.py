@@ -1,7 +1,8 @@
 """Settle a call that has a result card already: stored by an earlier delivery, or by another author.
 
-Usually the delivery that stored the card did everything, and only its acknowledgement was lost. If it ended before
-that, the call's report (inbox row and edge) or its doorbell may be missing, and is added here.
+The *report* of a result is an inbox row, which the agent's worker reads, and an edge, for audits. The *doorbell* is the
+NATS message that tells the worker to look into the inbox. Usually the delivery that stored the card did everything, and
+only its acknowledgement was lost. If it ended before that, report or doorbell may be missing, and is added here.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from openapi_tool.tools.wording import short
 
 log = logging.getLogger(__name__)
 
-_UNCLAIMED_STATUSES = ("pending", "deferred")  # of an inbox row that may still need a doorbell
+_UNCLAIMED_STATUSES = ("pending", "deferred")  # of an inbox row that no worker has claimed
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +44,10 @@ class ExistingResults:
     async def settle(
         self, delivery: Delivery, identity: CallIdentity, records: CallRecords, earlier: EarlierResult, slot: CallSlot
     ) -> Settlement:
-        """Settle a call: complete a missing report, publish a missing doorbell. Raises ReportRefused.
+        """Settle a call: complete a missing report, or publish a doorbell, as it may be missing. Raises ReportRefused.
 
-        A row that a worker has claimed needs no doorbell. To check that saves many: a durable that is created again may
-        redeliver the commands of a day.
+        An inbox row that a worker has claimed needs no doorbell. To check that saves many: a durable that is created
+        again may redeliver the commands of a day.
         """
         if not earlier.is_of_this_call:
             raise ReportRefused(
@@ -54,13 +55,13 @@ class ExistingResults:
                 f"result {earlier.card_id!r} is of another tool call id with the same MD5, which must be unique",
             )
         metrics.DEDUPLICATED.inc()
-        ours = earlier.author_id == self.actor_id and not earlier.is_deleted
+        is_ours = earlier.author_id == self.actor_id and not earlier.is_deleted
         headers = earlier.report_headers  # None without an inbox row
-        if ours and headers is not None and earlier.report_status in _UNCLAIMED_STATUSES:
+        if is_ours and headers is None and reportable_content(earlier.content):
+            await self._complete_report(delivery, identity, records, earlier, slot)
+        elif is_ours and headers is not None and earlier.report_status in _UNCLAIMED_STATUSES:
             doorbell = self.dialect.doorbell(identity.project_id, records.worker_target, headers)
             await self.doorbell_sender.send(delivery, identity, records, doorbell)
-        elif ours and headers is None and reportable_content(earlier.content):
-            await self._complete_report(delivery, identity, records, earlier, slot)
         log.info(
             "the call already has a result",
             extra={"action": "call.deduplicated", "author_id": short(earlier.author_id or "")} | log_ids(identity),

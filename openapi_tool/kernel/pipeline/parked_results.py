@@ -1,8 +1,8 @@
 """Parked results: stored for the next delivery of the command, as they could not be committed.
 
-A record is its authentication tag (`seal`, 32 bytes) followed by the result as JSON. Its name and its seal are HMACs
-over project, agent, turn and tool call id; the seal is over the JSON, too. So no other call can find the record, and no
-client without the executors' key can forge one (ADR 5).
+A record is its authentication tag (*seal*, 32 bytes) followed by the result as JSON. It is stored under a name that is
+an HMAC over project, agent, turn and tool call id. The seal is an HMAC over the same and the JSON. So no other call can
+find the record, and no client without the executors' key can forge one (ADR 5).
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ MAX_BYTES = 256 * 1024  # of a record without its seal
 MAX_PROJECT_BYTES = 8 * 1024 * 1024
 """Bytes that this process parks for one project in an hour: an eighth of the store that all projects share.
 
-By changes of its own rows a project can have every commit refused. Without this limit it would fill the store for all.
+By changes of its own rows a project can have every commit refused. Without this limit its parked results would fill the
+store, and those of other projects could not be parked.
 """
 
 _EXPIRY_S = 3600.0  # the store keeps a record for as long
 _TIMEOUT_S = 2.0  # of one access to the store
 _VERSION = 1  # of the format of a record
 _SEAL_BYTES = 32  # of a SHA-256
-_CARD_FIELDS = ("status", "result", "error", "tool_output")
+_STORED_FIELDS = ("status", "result", "error", "tool_output")
 """Fields of a result that are stored. The others (`tool`, `cached`, `truncated`) are for telemetry, which reports a
 parked result without them."""
 
@@ -48,7 +49,7 @@ class ParkedResults:
     def __init__(self, store: ResultStore, key: bytes) -> None:
         self._store = store
         self._key = hmac.digest(key, b"parked result", hashlib.sha256)
-        # Per project: the bytes of each record that this process parked in the last hour, by the record's name.
+        # For each project, the sizes in bytes of the records that this process parked in the last hour, by name.
         self._sizes: dict[str, TTLCache[str, int]] = {}
 
     async def park(self, identity: CallIdentity, result: ResultToCommit) -> bool:
@@ -99,8 +100,8 @@ class ParkedResults:
         """Count a record against MAX_PROJECT_BYTES of its project; return False, and do not count it, beyond that."""
         self._drop_expired()
         sizes = self._sizes.setdefault(project, TTLCache(MAX_PROJECT_BYTES, _EXPIRY_S, getsizeof=int))
-        sizes.pop(name, None)
-        if sizes.currsize + size > MAX_PROJECT_BYTES:
+        sizes.pop(name, None)  # an earlier record of the same call is replaced
+        if sizes.currsize + size > MAX_PROJECT_BYTES:  # `currsize` is the sum of all sizes
             return False
         sizes[name] = size
         return True
@@ -126,7 +127,8 @@ class ParkedResults:
 
     def _digest(self, purpose: bytes, identity: CallIdentity, record: bytes) -> bytes:
         owner = [identity.project_id, identity.agent_id, identity.agent_turn_id, identity.tool_call_id]
-        return hmac.digest(self._key, b"\n".join((purpose, orjson.dumps(owner), record)), hashlib.sha256)
+        message = b"\n".join((purpose, orjson.dumps(owner), record))
+        return hmac.digest(self._key, message, hashlib.sha256)
 
     def _log(self, message: str, identity: CallIdentity, size: int) -> None:
         # All outcomes of `park` have this action: the message says whether the result is parked.
@@ -135,14 +137,15 @@ class ParkedResults:
 
 def _encode(result: ResultToCommit) -> bytes:
     artifact = None
-    if (card := result.artifact) is not None:
+    card = result.artifact
+    if card is not None:
         artifact = {
             "card_id": card.card_id,
-            "content": orjson.Fragment(bytes(card.content)),
+            "content": orjson.Fragment(bytes(card.content)),  # it is JSON already
             "metadata": card.metadata,
             "ttl_s": card.ttl_s,
         }
-    fields = {name: getattr(result.fields, name) for name in _CARD_FIELDS}
+    fields = {name: getattr(result.fields, name) for name in _STORED_FIELDS}
     return orjson.dumps({"version": _VERSION, **fields, "artifact": artifact})
 
 
@@ -152,7 +155,8 @@ def _decode(record: bytes, project_id: str) -> ResultToCommit | None:
     if fields.pop("version") != _VERSION:
         return None
     artifact = None
-    if (card := fields.pop("artifact")) is not None:
+    card = fields.pop("artifact")
+    if card is not None:
         content = bytearray(orjson.dumps(card.pop("content")))
         artifact = ArtifactCard(tenant_id=project_id, content=content, **card)
     return ResultToCommit(ResultFields(**fields), artifact, was_parked=True)

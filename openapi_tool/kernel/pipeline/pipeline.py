@@ -1,5 +1,9 @@
 """Pipeline for one delivery of a command: decode, load, run, commit, publish the doorbell.
 
+A *command* asks for one tool call, and may be delivered more than once. A *turn* is a run of the kernel's agent; it is
+suspended until its calls have their results. The pipeline returns a *settlement*: whether the command is acknowledged,
+handed back for another delivery, or kept as a dead letter for an operator.
+
 The steps have modules of their own: `call_runs` runs a call, `commit` writes its result in the order that
 `result_order` sets, `doorbell_sender` wakes the worker. `existing_results` settles a call that needs no run.
 
@@ -53,14 +57,14 @@ log = logging.getLogger(__name__)
 MAX_WITHOUT_BODY = 20
 """Number of the delivery from which on a command without a body is handled as it is.
 
-Before, it is handed back, so that the server delivers it again with its body. That must end: a publisher can forge the
-header that says that the server left the body out.
+Earlier deliveries are handed back, in the hope that the server then sends the body, too. That must end: a publisher can
+forge the header that says that the server left the body out.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineOptions:
-    """Actor id of the result cards, and the settings sections with the limits of a call."""
+    """Author of the result cards (`actor_id`), and the sections of the settings with the limits of a call."""
 
     actor_id: str
     executor: ExecutorOptions
@@ -90,15 +94,15 @@ class Pipeline:
         order = ResultOrder(executor.min_result_delay_s, executor.commit_margin_s / 2, clock)
         self._executor = executor
         self._actor_id = actor_id
-        # Interfaces to other packages.
+        # Interfaces to other packages. The dialect is the code for one version of the kernel's protocol.
         self._dialect = dialect
         self._kernel = kernel
         self._runner = runner
         self._tracer = tracer
         self._clock = clock
         self._slot_of = slot_of
-        # Parts of the pipeline. A lock is for the copies of one call.
-        self._call_locks = KeyedLock()
+        # Parts of the pipeline.
+        self._call_locks = KeyedLock()  # by project and call
         self._order = order
         self._parked = parked
         self._call_runs = CallRuns(runner, kernel, limits, clock, actor_id, options.tools.artifact_ttl_s)
@@ -114,10 +118,10 @@ class Pipeline:
             return StoreDeadLetter(refusal.reason, refusal.message, refusal.terminate)
         except Unavailable as outage:
             metrics.REQUEUED.inc()  # counts the commands that an outage hands back
-            # This reason is logged for each command; the health report logs it once, with the remedy.
+            # `problem` lacks the remedy, as this reason is logged for each command. The health report logs both once.
             return HandBack(self._executor.requeue_delay_s, reason=outage.problem)
         except Exception as defect:
-            raise_if_cancelled(defect)
+            raise_if_cancelled(defect)  # if a cancellation caused it, this is no defect
             sequence = delivery.stream_sequence
             log.exception("internal error", extra={"action": "call.broken", "stream_sequence": sequence})
             if delivery.exhausted:  # `max_lost_runs` runs were lost, so no further run is tried
@@ -128,14 +132,14 @@ class Pipeline:
         """Answer a command once no copy of it runs here. Raises Unanswerable, Unavailable, a defect."""
         received = time.monotonic()
         if delivery.lacks_body and delivery.number < MAX_WITHOUT_BODY:
-            delay_s = delivery.number * self._executor.requeue_delay_s
+            delay_s = delivery.number * self._executor.requeue_delay_s  # longer each time: an operator must act
             return HandBack(delay_s, reason="delivered without its body: the durable has headers_only set")
         command = self._dialect.decode(delivery)
         call_id = command.identity.tool_call_id or command.card_id
         if call_id is None:  # no record can be found
             raise unidentified()
-        # Copies of a command run one after the other. Together they would share one upstream request. Only one copy can
-        # commit its result, and the cost of the request might be counted by the other one.
+        # Copies of a command run one after the other. At the same time they would share one upstream request. Only one
+        # copy can commit its result, and the cost of the request might be counted by the other one.
         async with self._call_locks.hold((command.identity.project_id, call_id)) as waited:
             may_be_parked = waited or delivery.number > 1  # a copy that waited follows a run, as a redelivery does
             return await self._load_and_answer(delivery, command, received, may_be_parked=may_be_parked)
@@ -145,7 +149,8 @@ class Pipeline:
     ) -> Settlement:
         """Load the rows of a command. Run its call if it has no result yet and a turn accepts one.
 
-        `received` is when the delivery reached the pipeline, on the monotonic clock.
+        `received` is when the delivery reached the pipeline, on the monotonic clock. `may_be_parked` says whether an
+        earlier run may have parked a result.
         """
         records = await self._kernel.load(command)
         identity = identify(command.identity, records.card)
@@ -167,7 +172,7 @@ class Pipeline:
             acceptance=acceptance,
             call=call,
             slot=slot,
-            facts=self._facts(delivery, command, call, link, received),
+            facts=self._facts_before_run(delivery, command, call, link, received),
             may_be_parked=may_be_parked,
         )
         return await self._run_and_commit(delivered, link)
@@ -177,7 +182,9 @@ class Pipeline:
         if may_be_parked and await self._parked.find(identity):
             await self._parked.delete(identity)
 
-    def _facts(self, delivery: Delivery, command: Command, call: Call, link: TraceLink, received: float) -> CallFacts:
+    def _facts_before_run(
+        self, delivery: Delivery, command: Command, call: Call, link: TraceLink, received: float
+    ) -> CallFacts:
         """Return what telemetry knows before the call runs; the lists of the call grow while it runs."""
         return CallFacts(
             ids=log_ids(call.identity),
@@ -200,13 +207,16 @@ class Pipeline:
         # The span begins when the command arrived in the stream. That moment is known on the server's clock only, and
         # spans use the monotonic clock. `age_s` is how long before `began` the command arrived.
         arrived_at = facts.began - facts.age_s
-        with self._tracer.span(span_name, link, facts.ids, arrived_at) as span, call.memory:
+        with self._tracer.span(span_name, link, facts.ids, arrived_at) as span, call.memory:  # released at the end
             span.facts = facts
-            result = await self._find_parked(delivered) or await self._call_runs.run(delivered)
+            result = await self._find_parked(delivered)
+            if result is None:
+                result = await self._call_runs.run(delivered)
             delivered.slot.requests = requests_of(call)  # the consumer reads the number when the call ends
             _record_result(facts, call, result)
             # Release the memory of responses, except what the commit needs.
-            call.memory.release_all_but(COPIES_OF_COMMIT * len(result.artifact.content) if result.artifact else 0)
+            artifact_bytes = len(result.artifact.content) if result.artifact else 0
+            call.memory.release_all_but(COPIES_OF_COMMIT * artifact_bytes)
             return await shielded(self._commit(delivered, result, span), self._executor.commit_grace_s)
 
     async def _find_parked(self, delivered: DeliveredCall) -> ResultToCommit | None:
@@ -219,7 +229,10 @@ class Pipeline:
         return await self._parked.find(delivered.call.identity)
 
     async def _commit(self, delivered: DeliveredCall, result: ResultToCommit, span: CallSpan) -> Settlement:
-        """Commit once the worker is ready for the result, and publish the doorbell. Shielded as a whole."""
+        """Commit once the worker is ready for the result, and publish the doorbell.
+
+        The caller shields all of this: a cancellation in between would leave a result without its doorbell.
+        """
         delivery = delivered.delivery
         card = self._result_card(delivered, result)
         report = self._dialect.report(delivered.acceptance, span.context, span.tracestate, card.card_id, card.content)
@@ -276,7 +289,8 @@ class Pipeline:
         try:
             settlement = await self._settle_by_what_is_stored(delivered)
         except (Exception, asyncio.CancelledError) as failure:
-            if isinstance(failure, Unanswerable) or delivered.delivery.exhausted:  # no later delivery would commit it
+            is_over = isinstance(failure, Unanswerable) or delivered.delivery.exhausted
+            if is_over:  # no later delivery would commit the result
                 await self._delete_parked(identity, may_be_parked=delivered.may_be_parked)
             elif not result.was_parked:
                 await self._parked.park(identity, result)
@@ -305,9 +319,12 @@ def _record_result(facts: CallFacts, call: Call, result: ResultToCommit) -> None
     facts.error_code = fields.error_code
     facts.cached = fields.cached
     facts.truncated = fields.truncated
+    facts.tokens = call.spent.tokens
     # The run that parked a result has paid for it, but has not logged its tokens; this run does.
-    usage = (fields.tool_output or {}).get("usage") if result.was_parked else None
-    facts.tokens = usage["tokens"] if usage else call.spent.tokens
+    if result.was_parked and fields.tool_output is not None:
+        usage = fields.tool_output.get("usage")
+        if usage:
+            facts.tokens = usage["tokens"]
 
 
 def _after_execution(delivered: DeliveredCall) -> AfterExecution:

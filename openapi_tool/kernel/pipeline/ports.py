@@ -1,4 +1,8 @@
-"""Interfaces (ports) of the pipeline, which other packages implement: database, NATS, slots, tracing."""
+"""Interfaces (ports) of the pipeline, which other packages implement: database, NATS, slots, tracing.
+
+A *card* is a JSON document in the kernel's database, such as a result. A *report* (inbox row and edge) announces a
+result to the agent whose *turn* waits for it.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +82,10 @@ class Publisher(Protocol):
 
 
 class CallSlot(Slot, Protocol):
-    """Slot of a running call; `requests` counts its upstream requests, for the fair share of its project."""
+    """Slot of a running call, its place among those that may run at once.
+
+    `requests` counts its upstream requests, for the fair share of its project.
+    """
 
     requests: int
 

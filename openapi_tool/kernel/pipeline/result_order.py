@@ -1,11 +1,12 @@
 """When a result may be committed: after its worker has suspended the turn, and one result of a turn at a time (ADR 8).
 
-A worker defers a result by a second if it finds the result before it has suspended the turn, or finds two results of
-the turn at once. To save that second, results wait here for a few milliseconds. A call holds no slot while its result
-waits.
+A *worker* is the kernel's process that runs an agent. It defers a result by a second if it finds the result before it
+has suspended the turn, or finds two results of the turn at once. To save that second, results wait here for a few
+milliseconds. A call holds no slot (place for a running call) while its result waits.
 
-- *Turn*: what an agent does at a stretch. It calls tools, and is suspended until their results are there.
-- *Step*: the calls that one answer of the model asks for; a turn has one or more steps.
+- *Turn*: one run of an agent. It calls tools, and is suspended until their results are there.
+- *Step*: the calls that one answer of the model asks for; a turn has one or more steps. The worker sends all commands
+  of a step, then it suspends the turn.
 - A turn is *busy* if it has an unread result, or another command of the step, whose result may come at any moment.
 """
 
@@ -87,8 +88,9 @@ class ResultOrder:
         self._min_result_delay_s = min_result_delay_s
         self._max_wait_s = max_wait_s
         self._clock = clock
-        self._lines = KeyedLock()  # of each turn: results of this process that wait for their commit
-        self._written_at: LRUCache[_Turn, float] = LRUCache(_MAX_TURNS)  # when a waiting result was written last
+        self._lines = KeyedLock()  # for each turn, a line of the results of this process that wait for their commit
+        # When a result of the turn that had waited in line was written last, on the event loop's clock.
+        self._written_at: LRUCache[_Turn, float] = LRUCache(_MAX_TURNS)
 
     def begin(
         self, delivery: Delivery, identity: CallIdentity, waiting_turn: WaitingTurnRecord, slot: CallSlot
@@ -111,7 +113,7 @@ class ResultOrder:
 
         The step's other commands are considered later, by `write`.
         """
-        if not wait.waiting_turn.suspends:
+        if not wait.waiting_turn.suspends:  # no worker waits for the result
             return
         age_s = self._clock() - wait.delivery.published_at.timestamp()
         delay_s = self._min_result_delay_s - age_s
@@ -125,14 +127,15 @@ class ResultOrder:
         The only call of its step writes at once. Otherwise the results of this process wait in line, and the first in
         the line writes once the turn is not busy. A result that has waited as long as it may is written in any case.
         """
-        if wait.waiting_turn.suspends and self._remaining_s(wait) > 0:
-            with suppress(TurnBusy):
+        may_wait = wait.waiting_turn.suspends and self._remaining_s(wait) > 0
+        if may_wait:
+            with suppress(TurnBusy):  # the step has other commands
                 return await write_rows(TurnCondition.no_other_command())
             async with AsyncExitStack() as line:
                 await self._reach_the_front(wait, line)
-                with suppress(TurnBusy):
+                with suppress(TurnBusy):  # still, after the longest wait
                     return await self._write_when_quiet(wait, write_rows, is_turn_busy)
-        return await write_rows(None)
+        return await write_rows(None)  # without a condition
 
     async def _write_when_quiet(self, wait: CommitWait, write_rows: Write, is_turn_busy: IsTurnBusy) -> bool:
         """Write the rows once the turn is not busy with results of other replicas, or of other tools.
@@ -147,7 +150,9 @@ class ResultOrder:
                     written = await write_rows(condition)
                     self._written_at[wait.turn] = asyncio.get_running_loop().time()
                     return written
-                pause_s *= 2  # another replica was faster, or holds the lock: send a large result less often
+                # Since the look at the turn, another replica wrote a result, or it holds the turn's lock. The rows may
+                # be large, so they are sent less and less often.
+                pause_s *= 2
             with wait.without_slot():
                 await asyncio.sleep(min(pause_s, remaining_s))
         raise TurnBusy
@@ -155,7 +160,8 @@ class ResultOrder:
     async def _reach_the_front(self, wait: CommitWait, line: AsyncExitStack) -> None:
         """Wait until the result is the first of its turn's line; give up when it has waited as long as it may.
 
-        Each result before it that is written makes that time longer (`_remaining_s`), hence the loop.
+        `line` then holds the place until it is closed. Each result before this one that is written lets it wait for
+        longer (`_remaining_s`), hence the loop.
         """
         with wait.without_slot():
             while (remaining_s := self._remaining_s(wait)) > 0:
@@ -167,7 +173,8 @@ class ResultOrder:
     def _remaining_s(self, wait: CommitWait) -> float:
         """Return the seconds for which a result may still wait; 0 or less if it may not.
 
-        A result is written only when the one before it was read, so each written result shows that the worker reads.
+        A result is written only when the one before it was read, so each written result shows that the worker reads. If
+        none was written for MAX_STALL_S, the worker does not read, and further waiting has no use.
         """
         progress_at = max(wait.ready_at, self._written_at.get(wait.turn, 0.0))
         return min(wait.ends_at, progress_at + MAX_STALL_S) - asyncio.get_running_loop().time()

@@ -12,7 +12,8 @@ from openapi_tool.tools.result import ResultFields
 class ResultToCommit:
     """Fields of the result card, and an artifact card with the whole text if the model is shown only a part of it.
 
-    `was_parked` means that an earlier run made the result, paid for its requests and parked it.
+    `was_parked` means that an earlier run made the result and paid for its requests, but could not commit it. It stored
+    the result in NATS instead (`parked_results.py`).
     """
 
     fields: ResultFields

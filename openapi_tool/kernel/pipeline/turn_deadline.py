@@ -1,4 +1,9 @@
-"""The deadline that the waiting turn sets a call: it may come closer while the call runs."""
+"""The deadline that the waiting turn sets a call: it may come closer while the call runs.
+
+A *turn* is a run of the kernel's agent. In each *step* it asks for one or more calls, and then waits for their results.
+The kernel's *worker* waits at least `executor.worker_timeout_s`, or longer if the tool's definition says so
+(`suspend_timeout_seconds`). But once a call of the step has a result, it waits only `executor.worker_timeout_s` more.
+"""
 
 from __future__ import annotations
 
@@ -28,40 +33,47 @@ async def turn_deadline(
 ) -> AsyncIterator[TurnLimit]:
     """Yield the limit of a call's turn, which is shortened once another call of the same step has a result.
 
-    The worker ends the turn `executor.worker_timeout_s` after such a result, which may be before the end of the
-    definition's `suspend_timeout_seconds`. So the database is asked for results: first after `first_check_s` seconds,
-    then about every `worker_timeout_s`. A call that ends before the first check costs only a timer.
+    The database is asked for such results: first after `first_check_s` seconds, then about every `worker_timeout_s`. A
+    call that ends before the first check costs only a timer.
     """
     limit = TurnLimit()
-    checks: list[asyncio.Task[None]] = []  # one task once the timer has fired, else empty
+    check: asyncio.Task[None] | None = None
 
     def start_check() -> None:
-        checks.append(asyncio.create_task(_shorten(limit, kernel, limits, identity)))
+        nonlocal check
+        check = asyncio.create_task(_shorten_once_known(limit, kernel, limits, identity))
 
     timer = asyncio.get_running_loop().call_later(first_check_s, start_check)
     try:
         yield limit
     finally:
         timer.cancel()
-        for check in checks:
+        if check is not None:
             check.cancel()
             # Shielded: the call may have its paid result by now, which a cancellation must not lose.
             await shielded(asyncio.wait([check]), _CHECK_GRACE_S)
 
 
-async def _shorten(limit: TurnLimit, kernel: Kernel, limits: TimeLimits, identity: CallIdentity) -> None:
+async def _shorten_once_known(limit: TurnLimit, kernel: Kernel, limits: TimeLimits, identity: CallIdentity) -> None:
     """Wait until another call of the step has a result, then bring the limit forward to the end of the turn."""
-    age_s = None  # of that result
+    # A result that comes after a look leaves the turn at least `worker_timeout_s`, so the next look is after that.
+    pause_s = max(_MIN_CHECK_INTERVAL_S, limits.worker_timeout_left_s(age_s=0.0))
+    age_s = await _result_age_s(kernel, identity)
     while age_s is None:
-        try:
-            age_s = await kernel.last_result_age_s(identity.project_id, identity.agent_turn_id, identity.step_id or "")
-        except Unavailable as outage:
-            log.debug("cannot read other results of the step: %s", outage, extra={"action": "turn.unknown"})
-        if age_s is None:  # a result from now on leaves the turn at least `worker_timeout_s`, so ask again after that
-            await asyncio.sleep(max(_MIN_CHECK_INTERVAL_S, limits.worker_timeout_left_s(0.0)))
+        await asyncio.sleep(pause_s)
+        age_s = await _result_age_s(kernel, identity)
     left_s = limits.worker_timeout_left_s(age_s)
     limit.shorten(time.monotonic() + left_s)
     log.info(
         "another call of the step has a result, so the worker waits less; the deadline is brought forward",
         extra={"action": "turn.shortened", "left_s": round(left_s, 3)} | log_ids(identity),
     )
+
+
+async def _result_age_s(kernel: Kernel, identity: CallIdentity) -> float | None:
+    """Return the age of the step's newest result, None if there is none, or during an outage of the database."""
+    try:
+        return await kernel.last_result_age_s(identity.project_id, identity.agent_turn_id, identity.step_id or "")
+    except Unavailable as outage:
+        log.debug("cannot read other results of the step: %s", outage, extra={"action": "turn.unknown"})
+        return None

@@ -1,13 +1,16 @@
 """Circuit breaker: no command is fetched while loads or commits fail.
 
+A command asks for a tool call. To *load* is to read the rows of its call from the kernel's database, to *commit* is to
+write those of its result. The breaker is *open* while the database seems not to work, else *closed*.
+
 1. The breaker is open while the latest load or the latest commit failed. The latest attempt is the one that began last.
    An attempt that began before an outage and hung through it does not show the state after the outage.
-2. While the breaker is open, probes test the database. A retried commit is a probe. If none is in progress, a command
+2. While the breaker is open, *probes* test the database. A retried commit is a probe. If none is in progress, a command
    may be fetched as a probe, each after a longer pause than the one before.
-3. *Contention*: a statement failed at a lock or its timeout (`StatementContended`), perhaps because of its own
-project's rows only. So contention opens the breaker only if calls of two projects meet it in a row. 4. While nothing
-but contention keeps the breaker open, retried commits neither count as failures nor delay the next probe. Otherwise a
-project that locks its own rows could stop all fetching.
+3. *Contention* means that a statement failed at a lock or its timeout (`StatementContended`), perhaps because of rows
+   of its own project only. So contention opens the breaker only if calls of two projects meet it in a row.
+4. While nothing but contention keeps the breaker open, retried commits neither count as failures nor delay the next
+   probe. Otherwise a project that locks its own rows could stop all fetching.
 """
 
 from __future__ import annotations
@@ -21,12 +24,7 @@ from functools import partial
 from typing import Literal
 
 from openapi_tool.kernel.postgres.failures import PoolShareUsed, StatementContended
-from openapi_tool.kernel.postgres.store import KernelStore
-from openapi_tool.protocol.cards import ArtifactCard, ResultCard
-from openapi_tool.protocol.command import Command
 from openapi_tool.protocol.errors import NeedsOperator, Unavailable
-from openapi_tool.protocol.records import Artifact, CallRecords
-from openapi_tool.protocol.report import Report, TurnCondition
 
 StoreOperation = Literal["load", "commit"]
 """What the breaker distinguishes: one may fail while the other succeeds."""
@@ -35,7 +33,7 @@ Cause = Literal["outage", "operator", "contention"]
 """Cause of a failure; `operator` is an outage that lasts until an operator acts."""
 
 MAX_PROBE_INTERVAL_S = 5.0  # longest pause before a probe
-_FIRST_PROBE_S = 0.2  # pause before the first probe; each failure doubles it
+_FIRST_PAUSE_S = 0.2  # before the first probe; each failure doubles it
 _QUIET_S = 2 * MAX_PROBE_INTERVAL_S
 """Time without an attempt until the breaker closes: by then any waiting command would have been fetched as a probe."""
 
@@ -47,8 +45,8 @@ class _Outcome:
     """Outcome of an attempt.
 
     - `number`: attempts are numbered in the order in which they began.
-    - `reason`: why it failed; empty if it succeeded, or met contention that does not count as a failure yet.
-    - `cause`: of the failure.
+    - `reason`: why it failed, as text; empty if it succeeded, or met contention that does not count as a failure yet.
+    - `cause`: of the failure; means nothing without one.
     - `contended_project`: the project that met contention, empty if none did.
     """
 
@@ -67,24 +65,22 @@ class CircuitBreaker:
     def __init__(self, changed: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._changed = changed
         self._clock = clock
-        self.reason = ""
-        # Attempts: the outcome of the latest one that has ended, the number of the last one that has begun, and how
-        # many are in progress; of these `_retries` are retried commits.
+        self.reason = ""  # why the latest load failed, else why the latest commit failed
         self._latest: dict[StoreOperation, _Outcome] = {"load": _Outcome(), "commit": _Outcome()}
-        self._last_number = 0
-        self._in_progress = 0
-        self._retries = 0
+        self._last_number = 0  # of the attempt that began last
+        self._in_progress = 0  # attempts that have not ended
+        self._retries_in_progress = 0  # of these, the retried commits
         # The pause before the next probe follows from the failures in a row, and begins with the last one.
         self._failures = 0
         self._failed_at = 0.0
-        self._probe: asyncio.TimerHandle | None = None  # calls `changed` when the next probe is due
+        self._probe_timer: asyncio.TimerHandle | None = None  # calls `changed` when the next probe is due
 
     @property
     def may_probe(self) -> bool:
         """Return whether a command may be fetched as a probe (half-open state)."""
         probes_in_progress = self._in_progress
         if self._is_contended:
-            probes_in_progress -= self._retries  # a retried commit meets the same lock again, so it is no probe
+            probes_in_progress -= self._retries_in_progress  # they meet the same lock again, so they are no probes
         return not probes_in_progress and self._clock() >= self._failed_at + self._backoff_s()
 
     @property
@@ -104,14 +100,15 @@ class CircuitBreaker:
         self._last_number += 1
         number = self._last_number
         self._in_progress += 1
-        self._retries += retry
+        self._retries_in_progress += retry
         try:
             yield partial(self._record, operation, _Outcome(number))
-        except PoolShareUsed:
+        except PoolShareUsed:  # the project has used up its share of the connections
             raise
         except StatementContended as failure:
             if not retry:
-                self._record_contention(operation, _Outcome(number, str(failure), "contention", project_id))
+                outcome = _Outcome(number, str(failure), "contention", contended_project=project_id)
+                self._record_contention(operation, outcome)
             raise
         except Unavailable as failure:
             cause: Cause = "operator" if isinstance(failure, NeedsOperator) else "outage"
@@ -119,17 +116,21 @@ class CircuitBreaker:
             raise
         finally:
             self._in_progress -= 1
-            self._retries -= retry
+            self._retries_in_progress -= retry
             if self.reason and self.may_probe:  # the last probe ended without an outcome
                 self._changed()  # lets the consumer fetch another one
 
     def probe_soon(self) -> None:
-        """Reset the back-off, because the health check succeeds again after it failed, or the tables have changed."""
+        """Let the next probe follow after the shortest pause.
+
+        To be called when the health check succeeds again after it failed, or when the tables have changed.
+        """
         self._failures = 0
 
     def close_if_quiet(self) -> None:
         """Close the breaker after _QUIET_S without an attempt: if no commands arrive, nothing else would close it."""
-        if self.reason and not self._in_progress and self._clock() >= self._failed_at + _QUIET_S:
+        is_quiet = not self._in_progress and self._clock() >= self._failed_at + _QUIET_S
+        if self.reason and is_quiet:
             self._latest = {operation: _Outcome(outcome.number) for operation, outcome in self._latest.items()}
             self.reason = ""
             self._failures = 0
@@ -149,16 +150,17 @@ class CircuitBreaker:
     def _record(self, operation: StoreOperation, outcome: _Outcome) -> None:
         """Let an outcome decide whether the breaker is open, unless an attempt that began later has ended."""
         latest = self._latest[operation]
-        reason_before = self.reason
         if outcome.number < latest.number:
             return
+        reason_before = self.reason
         if outcome.reason:
             self._failures += 1
             self._failed_at = self._clock()
             self._schedule_probe()
             # Keep the first reason: the errors of one outage vary, and each new reason would be logged as a change. An
-            # outage may cause contention, so contention does not replace the cause either.
-            if latest.reason and outcome.cause in (latest.cause, "contention"):
+            # outage may cause contention, so contention does not replace the first cause either.
+            is_same_outage = outcome.cause in (latest.cause, "contention")
+            if latest.reason and is_same_outage:
                 outcome = _Outcome(outcome.number, latest.reason, latest.cause)
         self._latest[operation] = outcome
         self.reason = self._latest["load"].reason or self._latest["commit"].reason
@@ -170,62 +172,9 @@ class CircuitBreaker:
     def _backoff_s(self) -> float:
         """Return the pause before the next probe: 0.2 s after one failure, 0.4 s after two, at most 5 s."""
         doublings = min(max(0, self._failures - 1), _MAX_DOUBLINGS)  # no failures: after `probe_soon`
-        return min(MAX_PROBE_INTERVAL_S, _FIRST_PROBE_S * 2.0**doublings)
+        return min(MAX_PROBE_INTERVAL_S, _FIRST_PAUSE_S * 2.0**doublings)
 
     def _schedule_probe(self) -> None:
-        if self._probe is not None:
-            self._probe.cancel()
-        self._probe = asyncio.get_running_loop().call_later(self._backoff_s(), self._changed)
-
-
-class GuardedStore:
-    """KernelStore with a circuit breaker: same methods, same errors. The docstrings say what the breaker hears."""
-
-    def __init__(self, store: KernelStore, breaker: CircuitBreaker) -> None:
-        self._store = store
-        self._breaker = breaker
-
-    async def load(self, command: Command) -> CallRecords:
-        """Load; report success and failure to the breaker."""
-        with self._breaker.attempt("load", command.identity.project_id) as succeeded:
-            records = await self._store.load(command)
-            succeeded()
-            return records
-
-    async def last_result_age_s(self, project_id: str, agent_turn_id: str, step_id: str) -> float | None:
-        """Look up; report nothing to the breaker, as the call continues after a failure."""
-        return await self._store.last_result_age_s(project_id, agent_turn_id, step_id)
-
-    async def commit(
-        self,
-        card: ResultCard,
-        report: Report,
-        artifact: ArtifactCard | None,
-        condition: TurnCondition | None,
-        *,
-        retry: bool = False,
-    ) -> bool:
-        """Commit; report success and failure to the breaker.
-
-        A commit that wrote nothing is not reported as a success: the disk may be full.
-        """
-        with self._breaker.attempt("commit", report.project_id, retry=retry) as succeeded:
-            written = await self._store.commit(card, report, artifact, condition)
-            if written:
-                succeeded()
-            return written
-
-    async def report(self, card_id: str, report: Report, condition: TurnCondition | None) -> bool:
-        """Write a report; report only failure to the breaker, as this writes less than a commit."""
-        with self._breaker.attempt("commit", report.project_id):
-            return await self._store.report(card_id, report, condition)
-
-    async def is_turn_busy(self, report: Report, quiet_s: float) -> bool:
-        """Look up; report only failure to the breaker, as this reads less than a load."""
-        with self._breaker.attempt("load", report.project_id):
-            return await self._store.is_turn_busy(report, quiet_s)
-
-    async def artifact(self, project_id: str, agent_id: str, card_id: str, start: int, chars: int) -> Artifact | None:
-        """Read an artifact; report only failure to the breaker, as this reads less than a load."""
-        with self._breaker.attempt("load", project_id):
-            return await self._store.artifact(project_id, agent_id, card_id, start, chars)
+        if self._probe_timer is not None:
+            self._probe_timer.cancel()
+        self._probe_timer = asyncio.get_running_loop().call_later(self._backoff_s(), self._changed)

@@ -1,5 +1,9 @@
 """SQL that writes a result, for all protocol versions (protocol sections 3, 6).
 
+A *turn* is a run of an agent, and a *step* of it asks for one or more calls. The agent's worker reads results in the
+agent's *inbox*. It reads several results of a turn slowly if they come at the same time. So a turn is *busy* while it
+has an unread result, or may soon get one, and a result is written only if its turn is not (ADR 8).
+
 A version builds two statements from these parts, by `commit_and_report`:
 
 - COMMIT writes all rows of a result: card, artifact card, inbox row, edge.
@@ -86,11 +90,13 @@ _CARD_PARAMETERS: dict[str, object] = {
 }
 """Parameters of COMMIT for the new cards by name, each with a sample value; the last four are `artifact_values`."""
 
-# `turn` has one row: `busy`, and whether the statement `writes`. - The version's condition `{busy}` tells whether
-# another result of the turn is unread, or its step has another command   that counts (SENT_LATELY). - The turn also
-# counts as busy if this transaction does not get the lock. The `case` is true if the transaction has the   lock or
-# needs none. From LOCK to IN_TURN a setting of the transaction carries whether it has the lock. - The lock is only
-# tried. If statements waited for it, one blocked commit would take a connection for each result of   its turn.
+# `turn` has one row: `busy`, and whether the statement `writes`.
+# - The version's condition `{busy}` tells whether another result of the turn is unread, or its step has another command
+#   that counts (SENT_LATELY).
+# - The turn also counts as busy if this transaction does not get the lock. The `case` is true if the transaction has
+#   the lock or needs none. From LOCK to IN_TURN a setting of the transaction carries whether it has the lock.
+# - The lock is only tried. If statements waited for it, one blocked commit would take a connection for each result of
+#   its turn.
 _TURN = """
 turn as materialized (
     select *, :mode::text in ('at once', 'test') or (:mode in ('alone', 'in turn') and not busy) as writes
@@ -196,14 +202,20 @@ def commit_and_report(
 
 def _numbered(sql: str, names: Sequence[str]) -> str:
     """Return the statement with numbered parameters: `:project_id::text` → `$1::text` if the name is the first."""
-    return re.sub(r"(?<!:):([a-z_]+)", lambda found: f"${names.index(found[1]) + 1}", sql)
+
+    def numbered(parameter: re.Match[str]) -> str:
+        return f"${names.index(parameter[1]) + 1}"
+
+    # A name after one colon; a cast such as `::text` has two.
+    return re.sub(r"(?<!:):([a-z_]+)", numbered, sql)
 
 
 def turn_lock(report: Report) -> int:
     """Return the key of the advisory lock of a turn, the same on all replicas: a hash of 64 bits."""
     turn = report.acceptance.waiting_turn.agent_turn_id
     owner = f"openapi_tool\0{report.project_id}\0{report.acceptance.identity.agent_id}\0{turn}"
-    return int.from_bytes(hashlib.blake2b(owner.encode("utf-8", "surrogatepass"), digest_size=8).digest(), signed=True)
+    digest = hashlib.blake2b(owner.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, signed=True)
 
 
 def artifact_values(artifact: ArtifactCard | None) -> tuple[Any, ...]:

@@ -1,6 +1,6 @@
-"""Pool of connections to the kernel's database, which projects share fairly.
+"""Pool of connections to the kernel's database, which projects (tenants) share fairly.
 
-Lends connections to `KernelStore`, translates errors of the driver, and encodes jsonb.
+It lends connections to `KernelStore`, replaces errors of the driver by Unavailable, and encodes jsonb.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Connections:
 
     def __init__(self, pool: asyncpg.Pool, timeout_s: float) -> None:
         self._pool = pool
-        self._permits = permits = FairSemaphore(pool.get_max_size())  # one for each connection
+        self._permits = permits = FairSemaphore(pool.get_max_size())  # one for each connection; projects take turns
         self._timeout_s = timeout_s
         metrics.SEMAPHORE_USED.labels("database").set_function(lambda: permits.used)
         metrics.SEMAPHORE_WAITING.labels("database").set_function(lambda: permits.waiting)
@@ -89,15 +89,16 @@ class Connections:
             raise
 
     async def _acquire(self, project_id: str, timeout_s: float) -> asyncpg.Connection:
-        permitted = False
+        """Take a permit, and with it a connection. Raises PoolShareUsed if there is no permit in time."""
+        has_permit = False
         try:
             with translate_connection_errors():
                 async with asyncio.timeout(timeout_s):
                     await self._permits.take(project_id)
-                    permitted = True
+                    has_permit = True
                     return await self._from_pool()
         except BaseException as error:
-            if permitted:
+            if has_permit:
                 self._permits.give(project_id)
             elif isinstance(error, Unavailable):  # the time was over before there was a permit
                 raise PoolShareUsed("PostgreSQL: other calls use the project's share of the connections") from None
@@ -109,7 +110,7 @@ class Connections:
             try:
                 return await with_free_file(self._pool.acquire)
             except asyncpg.TooManyConnectionsError:
-                if not self._pool.get_size():
+                if not self._pool.get_size():  # the pool has none that could become idle
                     raise
             await asyncio.sleep(_RETRY_POOL_S)
 

@@ -1,11 +1,13 @@
-"""Classification of PostgreSQL errors.
+"""Classification of PostgreSQL errors, by their SQLSTATE: what happens to the call whose statement failed.
 
-- *defect*: caused by the values of one call. The error is raised unchanged, and the run counts as lost. If the database
-  would refuse the result of any call, `writability` raises NeedsOperator instead.
-- *outage*: temporary. It is raised as Unavailable, and the call is tried again later.
-- *operator*: an outage that lasts until an operator adds a grant, migration or setting. It is raised as NeedsOperator.
+- *defect*: caused by the values of one call. The error is raised unchanged, and the run of the call counts as lost:
+  after a few lost runs the call is not tried again. If the database would refuse the result of any call,
+  `writability.py` raises NeedsOperator instead.
+- *outage*: temporary. It is raised as Unavailable, and the call is tried again later, without a limit.
+- *operator*: an outage that lasts until an operator adds a grant, migration or setting. It is raised as NeedsOperator,
+  an Unavailable with the remedy.
 
-A SQLSTATE that is not listed is a defect: lost runs are limited, but retries as an outage might never end.
+A SQLSTATE that is not listed is a defect, since retries of an outage might never end.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ SET_VERSION = f"{_OPERATOR}set protocol.version, or name the database of a kerne
 _POOLER = f"{_OPERATOR}a pooler in transaction mode is in between; set postgres.prepared_statements = false"
 
 _READ_ONLY = "25006"
-_CANCELLED = "57014"
+_CANCELLED = "57014"  # usually by statement_timeout
 _LOST_STATEMENT = ("26000", "42P05")  # a prepared statement does not exist, or exists already
 _CONTENTION = ("40", "55P03", _CANCELLED)  # conflict, lock, timeout; SQLSTATEs or their beginnings
 
@@ -89,11 +91,14 @@ class StatementContended(Unavailable):
 
 def kind_of(sqlstate: str | None) -> Kind:
     """Return the kind of an error by its SQLSTATE; an error without one is a defect."""
-    return KINDS.get(sqlstate or "") or KINDS.get((sqlstate or "")[:2], "defect")
+    state = sqlstate or ""
+    state_class = state[:2]
+    return KINDS.get(state) or KINDS.get(state_class, "defect")
 
 
 def refusal_of(error: asyncpg.PostgresError) -> str:
     """Return why PostgreSQL refuses a row, with the place in the database that raised the error, such as a trigger."""
+    # The context has a line for each function, the innermost first: `PL/pgSQL function check_card() line 3 at RAISE`.
     where = (error.context or "").partition("\n")[0]
     details = "; ".join(filter(None, (error.sqlstate, where)))
     return f"{error.message} (SQLSTATE {details})"
@@ -102,8 +107,8 @@ def refusal_of(error: asyncpg.PostgresError) -> str:
 class _Translation:
     """Context that replaces an error of the driver by the Unavailable that `translated` returns for it.
 
-    If `translated` returns None, the error stays. This is a class, as a generator costs more CPU, and every call enters
-    six of these contexts.
+    If `translated` returns None, the error stays. This is a class instead of a `@contextmanager`, which costs more CPU:
+    every call enters six of these contexts.
     """
 
     def __init__(self, translated: Callable[[Exception], Unavailable | None]) -> None:
@@ -113,7 +118,10 @@ class _Translation:
         """Keep no state, so that one instance serves all tasks."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, _DRIVER_ERRORS) and (translated := self._translated(error)) is not None:
+        if not isinstance(error, _DRIVER_ERRORS):
+            return
+        translated = self._translated(error)
+        if translated is not None:
             raise translated from error
 
 
@@ -129,7 +137,9 @@ def translate_statement_errors() -> AbstractContextManager[None]:
 
 def _sqlstate(error: Exception) -> str:
     """Return the SQLSTATE, empty for an error of the driver or the connection, which has none."""
-    return (isinstance(error, asyncpg.PostgresError) and error.sqlstate) or ""
+    if not isinstance(error, asyncpg.PostgresError):
+        return ""
+    return error.sqlstate or ""
 
 
 def _statement_error(error: Exception) -> Unavailable | None:
@@ -146,6 +156,7 @@ def _statement_error(error: Exception) -> Unavailable | None:
 
 
 def _as_unavailable(error: Exception) -> Unavailable:
+    """Return the Unavailable for an error that no values of a call have caused."""
     state = _sqlstate(error)
     if state == _READ_ONLY:
         return ReadOnly()

@@ -1,14 +1,14 @@
-"""Checks of a database before its first use, and by the health check.
+"""Checks of a database, before its first use and by the health check: that calls can be loaded and results written.
 
 `check_access` is one cheap statement. It also returns the *shape* of the tables, a hash of what the other checks depend
-on, so that `check_database` need not run again until the shape changes.
+on, so that `check_database` need not run again until the shape changes. The checks depend on the version of the
+kernel's protocol, whose `Statements` are to be executed later.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import asyncpg
 
@@ -23,6 +23,7 @@ from openapi_tool.kernel.postgres.failures import (
 )
 from openapi_tool.kernel.postgres.privileges import EXECUTOR
 from openapi_tool.kernel.postgres.statements import STATEMENTS, Statements
+from openapi_tool.kernel.postgres.unique_indexes import missing_indexes
 from openapi_tool.protocol.errors import NeedsOperator
 
 # Needed privileges as rows of SQL: ('select', 'resource.tools'), …
@@ -83,20 +84,12 @@ join pg_catalog.pg_namespace as n on n.oid = c.relnamespace
 where n.nspname = 'state' and c.relname = 'agent_inbox' and a.attnum > 0 and not a.attisdropped
 """
 
-# Unique indexes with their keys and predicates as PostgreSQL prints them.
-_UNIQUE_INDEXES = """
-select
-    needed.name,
-    array(select pg_get_indexdef(i.indexrelid, n, true) from generate_series(1, i.indnkeyatts) as n) as keys,
-    coalesce(pg_get_expr(i.indpred, i.indrelid, true), '') as predicate
-from (values ('cards'), ('state.agent_inbox'), ('state.execution_edges')) as needed (name)
-join pg_index as i on i.indrelid = to_regclass(needed.name)
-where i.indisunique and i.indisvalid
-"""
+
 # Tables of $1 of which a policy may hide rows.
 _ROW_SECURITY = """
 select string_agg(name, ', ') from unnest($1::text[]) as name where row_security_active(to_regclass(name))
 """
+
 # Columns of the tables $1 that must have a value, apart from the columns $2 (`table.column`) that COMMIT writes. Only
 # tables that COMMIT writes count.
 _REQUIRED_COLUMNS = """
@@ -109,36 +102,9 @@ where attnum > 0 and attnotnull and not (attisdropped or atthasdef or attidentit
 _MAY_BE_NULL = {"enqueue_mode", "parent_step_id", "tracestate", "target_agent_turn_id"}
 """Columns to which COMMIT may write null."""
 
-_INSERTS = re.compile(r"insert into (\S+) \(([^)]*)\)")  # table and columns of an INSERT
-_SAMPLE_LOAD = (*("x",) * 5, None, "x", "x")  # parameters of LOAD
+_INSERTS = re.compile(r"insert into (\S+) \(([^)]*)\)")  # table and columns of `insert into cards (card_id, …)`
+_SAMPLE_LOAD = ("x", "x", "x", "x", "x", None, "x", "x")  # parameters of LOAD; the sixth has a type of the version
 _WRONG_TYPES = (asyncpg.DataError, asyncpg.DatatypeMismatchError, asyncpg.UndefinedFunctionError)
-
-# What `unique_index` removes from an index as PostgreSQL prints it.
-_DECORATION = re.compile(r'::"?(?:text|character varying)"?|\bmd5\b|[\s()"]')  # casts, hashes, white space, brackets
-_NOT_NULL = "tool_call_idISNOTNULLAND"  # implied by the rest of the predicate; without its white space
-_HASHED = {"tool_call_id", "correlation_id"}  # columns that the kernel's indexes hash
-
-
-class UniqueIndex(NamedTuple):
-    """Unique index on columns or their hashes; `predicate` is empty unless the index is partial."""
-
-    table: str
-    keys: frozenset[str]
-    predicate: str = ""
-
-    def __str__(self) -> str:
-        """Return what follows `on` in the statement that creates the index as the kernel does."""
-        keys = (f"md5({key})" if key in _HASHED else key for key in sorted(self.keys))
-        where = " where tool_call_id is not null and metadata ->> 'type' = 'tool.result'" if self.predicate else ""
-        return f"{self.table} ({', '.join(keys)}){where}"
-
-
-# Without these a call could get two results. They are found by their columns, as the kernel may give them any names.
-NEEDED_INDEXES = (
-    UniqueIndex("cards", frozenset({"tenant_id", "tool_call_id"}), "metadata->>'type'='tool.result'"),
-    UniqueIndex("state.agent_inbox", frozenset({"project_id", "message_type", "correlation_id"})),
-    UniqueIndex("state.execution_edges", frozenset({"project_id", "correlation_id", "primitive", "edge_phase"})),
-)
 
 
 async def check_access(connection: asyncpg.Connection, timeout_s: float | None = None) -> str:
@@ -167,10 +133,8 @@ async def _reason_of_missing(connection: asyncpg.Connection, privileges: str, ti
 async def check_database(connection: asyncpg.Connection, statements: Statements, timeout_s: float | None = None) -> str:
     """Check access, unique indexes, columns and their privileges; return the tables' shape. Raises Unavailable."""
     shape = await check_access(connection, timeout_s)
-    rows = await connection.fetch(_UNIQUE_INDEXES, timeout=timeout_s)
-    existing = {unique_index(row["name"], row["keys"], row["predicate"]) for row in rows}
-    missing = [str(index) for index in NEEDED_INDEXES if index not in existing]
-    try:
+    missing = await missing_indexes(connection, timeout_s)
+    try:  # to plan the statements shows whether columns and their privileges are there
         await _explain(connection, statements.LOAD, _SAMPLE_LOAD, timeout_s)
         await _explain(connection, statements.COMMIT, statements.SAMPLE_COMMIT, timeout_s)
     except _WRONG_TYPES as error:  # the driver encodes a sample value by its column's type
@@ -208,11 +172,12 @@ async def _check_required_columns(
     connection: asyncpg.Connection, statements: Statements, timeout_s: float | None
 ) -> None:
     """Raise NeedsOperator if a row needs a value that COMMIT does not write."""
-    inserts: dict[str, set[str]] = {}
-    for table, columns in _INSERTS.findall(statements.COMMIT):
-        given = set(columns.replace(",", " ").split()) - _MAY_BE_NULL
-        inserts[table] = inserts.get(table, given) & given  # of two inserts into cards, the columns that both write
-    written = [f"{table}.{column}" for table, columns in inserts.items() for column in columns]
+    columns_by_table: dict[str, set[str]] = {}
+    for table, names in _INSERTS.findall(statements.COMMIT):
+        columns = set(names.replace(",", " ").split()) - _MAY_BE_NULL
+        # COMMIT has two inserts into cards: only a column that both write has a value in each row.
+        columns_by_table[table] = columns_by_table.get(table, columns) & columns
+    written = [f"{table}.{column}" for table, columns in columns_by_table.items() for column in columns]
     required = await connection.fetchval(_REQUIRED_COLUMNS, list(_TABLES), written, timeout=timeout_s)
     if required:
         raise NeedsOperator(f"PostgreSQL: columns that this version does not write are required: {required}", UPGRADE)
@@ -225,18 +190,9 @@ async def refuse_other_version(
     columns = set(await connection.fetchval(_INBOX_COLUMNS, timeout=timeout_s) or ())
     versions = {version for version, other in STATEMENTS.items() if other.INBOX_COLUMN in columns}
     expected = statements.VERSION
+    # With the columns of no version, or of several, the version is unknown; then other checks say what is missing.
     if len(versions) == 1 and expected not in versions:
         raise NeedsOperator(
             f"PostgreSQL: this is a database of protocol {versions.pop()}, but {expected} is configured for it",
             SET_VERSION,
         )
-
-
-def unique_index(table: str, keys: Iterable[str], predicate: str) -> UniqueIndex:
-    """Return an index as PostgreSQL prints it, without casts, hashes, brackets and implied NOT NULL.
-
-    For example, the key `md5((tool_call_id)::text)` becomes `tool_call_id`.
-    """
-    columns = frozenset(_DECORATION.sub("", key) for key in keys)
-    where = _DECORATION.sub("", predicate).removeprefix(_NOT_NULL)
-    return UniqueIndex(table, columns, where)

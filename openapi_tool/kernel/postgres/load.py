@@ -1,5 +1,9 @@
 """SQL that loads a call, and its rows as records, for all protocol versions (protocol sections 3, 4, 6).
 
+A *card* is a JSON document that never changes: the arguments of a call (tool.call), or a result (tool.result). An
+*edge* records who sent what to whom, for audits. The *inbox* of an agent is a table of messages to it, and the *roster*
+is the table of the project's agents.
+
 The module of each version builds the statement LOAD from these parts. It reads everything about a call as one row: the
 parts are joined to the single row `one`, each under a short alias:
 
@@ -50,7 +54,7 @@ _MAX_STORED_BYTES = 256 * 1024  # of an earlier result that is read, in its stor
 
 _MAX_ID_CHARS = MAX_HEADER_BYTES  # of a call id that is read; a command may name the id in a header
 
-# Rows that are searched; of each the kernel writes two for a call.
+# Rows that are searched. The kernel writes two of each for a call, but a hostile project can write thousands.
 _MAX_CARDS = 20  # cards with a call id, for the tool.call card among them
 _MAX_EDGES = 100  # request edges of a call, for the oldest one
 
@@ -72,23 +76,24 @@ def _call_card(source: str) -> str:
 """  # noqa: S608 - constants only
 
 
-# Cards in which the tool.call card is searched, if the command does not name it. Only a few are read: the kernel writes
-# two for an id, but a hostile project can write thousands.
+# Cards in which the tool.call card is searched, if the command does not name it.
 _CARDS_OF_ID = f"""(
         select card_id, tool_call_id, content, metadata from cards
         where $2::text is null and tool_call_id = $3 and tenant_id = $1 and deleted_at is null
         limit {_MAX_CARDS}
     ) as cards"""  # noqa: S608 - constants only
 
-# The jsonb of a value is largest compared with its text for a small number: 12 bytes instead of the 3 of "0, ". The
-# limits for jsonb follow from that and from MAX_ROW_BYTES, the limit for the texts of both columns together: - A column
-# has at most four times the bytes of its text. - A valid definition has at most 2,000 values in each column (MAX_VALUES
-# in tools/bounds). So both columns have at most   2 * 2,000 * (12 - 3) = 36,000 bytes more than their texts.
+# Limits for the jsonb of a definition, which is cheaper to measure than its text. They follow from MAX_ROW_BYTES, the
+# limit for the texts of both columns together. Compared with its text, the jsonb of a value is largest for a small
+# number: 12 bytes instead of the 3 of "0, ".
+# - So a column has at most four times the bytes of its text.
+# - A valid definition has at most 2,000 values in each column (MAX_VALUES in tools/bounds). So both columns have at
+#   most 2 * 2,000 * (12 - 3) = 36,000 bytes more than their texts.
 _MAX_COLUMN_BYTES = 4 * MAX_ROW_BYTES
 _MAX_COLUMNS_BYTES = MAX_ROW_BYTES + 64 * 1024
 
 # `fits` says whether the texts of `parameters` and `options` are small enough to be read; null if Python cannot read a
-# number in them. Their jsonb is cheaper to measure, so it is checked first.
+# number in them. Their jsonb is checked first. `objects` says whether both are JSON objects, as far as they were read.
 _DEFINITION = f"""
     select
         tool_name, left(after_execution, 16) as after_execution, measured.fits,
@@ -207,6 +212,7 @@ row that is missing there proves nothing."""
 def call_values(command: Command, own: object) -> tuple[Any, ...]:
     """Return the parameters of LOAD; `own` is the version's own: the epoch in v1r4, the channel in v1r3."""
     identity, tool_name = command.identity, command.tool_name
+    other_name = unmangled(tool_name) if tool_name else tool_name
     return (
         identity.project_id,
         command.card_id,
@@ -215,7 +221,7 @@ def call_values(command: Command, own: object) -> tuple[Any, ...]:
         identity.agent_turn_id,
         own,
         tool_name,
-        tool_name and unmangled(tool_name),
+        other_name,
     )
 
 
@@ -223,11 +229,11 @@ def call_records(row: Mapping[str, Any], waiting_turn: WaitingTurnRecord | None 
     """Return the records in a row of LOAD."""
     return CallRecords(
         card=_card(row),
-        definition=_tool(row),
+        definition=_definition(row),
         worker_target=row["worker_target"],
         waiting_turn=waiting_turn,
         request_edge=_request_edge(row),
-        earlier=_earlier(row),
+        earlier=_earlier_result(row),
         reported_inbox_id=row["reported_inbox_id"],
     )
 
@@ -244,27 +250,31 @@ def _card(row: Mapping[str, Any]) -> CardRecord | None:
     )
 
 
-def _tool(row: Mapping[str, Any]) -> DefinitionRecord | None:
+def _definition(row: Mapping[str, Any]) -> DefinitionRecord | None:
     if row["tool_name"] is None:
         return None
     parameters, options = row["parameters"], row["options"]
     oversized = row["tool_fits"] is False
-    lacks_column = parameters is None or options is None  # although both are stored, as objects: Python refuses one
+    lacks_column = parameters is None or options is None
+    # Both columns are stored as objects, but one is None here: Python refuses a number in it, or its nesting.
+    unreadable = not oversized and row["tool_objects"] and lacks_column
     return DefinitionRecord(
         tool_name=row["tool_name"],
         after_execution=row["after_execution"],
         parameters=parameters,
         options=options,
         oversized=oversized,
-        unreadable=not oversized and row["tool_objects"] and lacks_column,
+        unreadable=unreadable,
     )
 
 
 def _request_edge(row: Mapping[str, Any]) -> RequestEdgeRecord | None:
-    return None if row["edge_id"] is None else RequestEdgeRecord(row["edge_id"], row["recursion_depth"])
+    if row["edge_id"] is None:
+        return None
+    return RequestEdgeRecord(row["edge_id"], row["recursion_depth"])
 
 
-def _earlier(row: Mapping[str, Any]) -> EarlierResult | None:
+def _earlier_result(row: Mapping[str, Any]) -> EarlierResult | None:
     if row["result_card_id"] is None:
         return None
     return EarlierResult(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from openapi_tool.kernel.postgres.newest_rows import NEWEST_ROWS
 
-# Parameters: project, tool call id. The kernel's index is on the hash of the id, so the condition compares both.
+# Whether a call has a result. Parameters: project, tool call id. The kernel's index is on the hash of the id, so the
+# condition compares both.
 HAS_RESULT = """
 select exists (
     select from cards
@@ -13,8 +14,8 @@ select exists (
 )
 """
 
-# Parameters: project, turn, step. Uses the index on turn, step and type; `limit` bounds the cost of a step with very
-# many calls.
+# Age in seconds of the newest result of a step, null without one. Parameters: project, turn, step. Uses the index on
+# turn, step and type; `limit` bounds the cost of a step with very many calls.
 LAST_RESULT_AGE = f"""
 select extract(epoch from now() - max(created_at))::float8 from (
     select created_at from cards
@@ -24,6 +25,7 @@ select extract(epoch from now() - max(created_at))::float8 from (
 ) as results
 """  # noqa: S608 - constants only
 
+# A part of the text of an artifact, the card with the whole text of a long result, and what describes the whole text.
 # Parameters: project, agent, card, first character (from 0 on), number of characters.
 ARTIFACT = """
 select

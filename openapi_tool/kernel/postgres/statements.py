@@ -1,4 +1,8 @@
-"""The SQL of each protocol version, by version, and the interface of the modules that contain it."""
+"""The SQL of each version of the kernel's protocol, and the interface of the modules that contain it.
+
+The versions store the same things in partly different columns. So each has a module with its statements, built from
+the common parts in `load.py` and `commit.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,14 @@
-"""The kernel's database as the pipeline uses it: load calls, commit results, read artifacts."""
+"""The kernel's database as the pipeline uses it: load calls, commit results, read artifacts.
+
+To *load* a call is to read its rows: the card with its arguments, the tool's definition, the turn (the run of an agent)
+that waits for it. To *commit* a result is to write its *report*, an inbox row and an edge, with its card. An *artifact*
+is a card with a text that is too long for a result. The statements themselves are in `load.py`, `commit.py`, and the
+modules of the protocol's versions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import asyncpg
@@ -25,8 +30,21 @@ from openapi_tool.protocol.report import Report, TurnCondition
 
 _CHECK_TIMEOUT_S = 2.0  # of each step of a health check, to detect a database that hangs
 
-_Write = Callable[[], Awaitable[asyncpg.Record]]
-"""Executes COMMIT or REPORT, and returns its row."""
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """Rows to write.
+
+    - `statement`: COMMIT, or REPORT for a result card that exists already.
+    - `condition`: on which the rows may be written; None to write them in any case.
+    - `new_cards`: the last parameters of COMMIT, for its card and its artifact; none for REPORT.
+    """
+
+    statement: str
+    card_id: str
+    report: Report
+    condition: TurnCondition | None
+    new_cards: tuple[Any, ...] = ()
 
 
 class KernelStore:
@@ -36,7 +54,7 @@ class KernelStore:
         self._connections = connections
         self._timeout_s = timeout_s
         self._sql = statements
-        self._inspected = ""  # shape (`check_access`) of the tables that passed the last inspection
+        self._inspected = ""  # shape of the tables that passed the last inspection, a hash (`check_access`)
 
     @classmethod
     async def open(cls, options: PoolOptions) -> KernelStore:
@@ -49,7 +67,7 @@ class KernelStore:
         await self._connections.aclose()
 
     async def ping(self, *, thorough: bool = False) -> bool:
-        """Check privileges, writability and, if the tables have changed or if `thorough`, columns and indexes.
+        """Check privileges and writability; if the tables have changed, or if `thorough`, also columns and indexes.
 
         Return whether the tables have changed since the last success, so that what failed may succeed now. After a
         failure the whole inspection must pass again. Raises Unavailable.
@@ -74,7 +92,7 @@ class KernelStore:
         """Load the records of a call in one round trip."""
         async with self._connections.lend(command.identity.project_id) as connection:
             row = await connection.fetchrow(self._sql.LOAD, *self._sql.call_values(command))
-            if row["read_only"]:
+            if row["read_only"]:  # perhaps a standby, which lags: a missing row would prove nothing
                 raise ReadOnly
         return self._sql.call_records(row)
 
@@ -109,11 +127,11 @@ class KernelStore:
         """
         new_cards = (card.content, card.metadata, *artifact_values(artifact))
         text_bytes = len(artifact.content) if artifact else 0
-        return await self._write(self._sql.COMMIT, card.card_id, report, condition, new_cards, text_bytes)
+        return await self._write(_Write(self._sql.COMMIT, card.card_id, report, condition, new_cards), text_bytes)
 
     async def report(self, card_id: str, report: Report, condition: TurnCondition | None = None) -> bool:
         """Write inbox row and edge for a result card that exists already; return and raise as `commit` does."""
-        return await self._write(self._sql.REPORT, card_id, report, condition)
+        return await self._write(_Write(self._sql.REPORT, card_id, report, condition))
 
     async def is_turn_busy(self, report: Report, quiet_s: float) -> bool:
         """Return whether a commit would raise TurnBusy now. A commit may be large, this statement is small.
@@ -124,67 +142,50 @@ class KernelStore:
             row = await connection.fetchrow(self._sql.REPORT, *self._sql.report_values("", report, Mode.LOOK, quiet_s))
         return bool(row["busy"])
 
-    async def _write(
-        self,
-        statement: str,
-        card_id: str,
-        report: Report,
-        condition: TurnCondition | None,
-        new_cards: tuple[Any, ...] = (),
-        text_bytes: int = 0,
-    ) -> bool:
-        """Execute COMMIT or REPORT, whose parameters end with `new_cards`; return whether it wrote the rows.
+    async def _write(self, write: _Write, text_bytes: int = 0) -> bool:
+        """Execute COMMIT or REPORT; return whether it wrote the rows. `text_bytes` is the size of an artifact.
 
         Raises TurnBusy, and NeedsOperator if the database refuses the rows of any result.
         """
-        async with self._connections.lend(report.project_id) as connection:
-            write = partial(self._execute, connection, statement, card_id, report, condition, new_cards)
+        async with self._connections.lend(write.report.project_id) as connection:
             await without_other_long_steps(text_bytes)
-            row = await _unless_refused(write)
-            if row is None or not (row["written"] or row["busy"]):
-                await require_writable(connection, self._sql, report)
+            row = await self._execute_unless_refused(connection, write)
+            if row is None or not (row["written"] or row["busy"]):  # refused, or nothing was written
+                await require_writable(connection, self._sql, write.report)
                 # Once more: if the database refused every result, that may just have ended.
                 try:
-                    row = await write()
+                    row = await self._execute(connection, write)
                 except asyncpg.UniqueViolationError:  # the inbox row exists without its card
                     return False
             if row["busy"]:
                 raise TurnBusy
             return bool(row["written"])
 
-    async def _execute(
-        self,
-        connection: asyncpg.Connection,
-        statement: str,
-        card_id: str,
-        report: Report,
-        condition: TurnCondition | None,
-        new_cards: tuple[Any, ...],
-    ) -> asyncpg.Record:
+    async def _execute_unless_refused(self, connection: asyncpg.Connection, write: _Write) -> asyncpg.Record | None:
+        """Execute COMMIT or REPORT; return None if the database refuses the rows because of their values."""
+        try:
+            return await self._execute(connection, write)
+        except asyncpg.PostgresError as error:
+            if kind_of(error.sqlstate) != "defect":
+                raise
+            return None
+
+    async def _execute(self, connection: asyncpg.Connection, write: _Write) -> asyncpg.Record:
         """Execute COMMIT or REPORT in the mode that checks the condition; return its row."""
+        condition = write.condition
         quiet_s = None if condition is None else condition.quiet_s
 
         def values(mode: Mode) -> tuple[Any, ...]:
-            return self._sql.report_values(card_id, report, mode, quiet_s)
+            return self._sql.report_values(write.card_id, write.report, mode, quiet_s)
 
-        if condition is None:  # write in any case
-            return await connection.fetchrow(statement, *values(Mode.AT_ONCE), *new_cards)
-        if condition.needs_no_other:
-            return await connection.fetchrow(statement, *values(Mode.ALONE), *new_cards)
+        if condition is None:
+            return await connection.fetchrow(write.statement, *values(Mode.AT_ONCE), *write.new_cards)
+        if condition.needs_no_other:  # command of the step
+            return await connection.fetchrow(write.statement, *values(Mode.ALONE), *write.new_cards)
         # Other replicas may write results of this turn now, so the statement is executed twice: the first run takes the
         # turn's lock, the second one writes. The second run's snapshot is younger than the lock, so it shows what the
         # last holder of the lock has written. Both runs are one message to the server and one transaction.
-        locking = *values(Mode.LOCK), *(None,) * len(new_cards)
-        writing = *values(Mode.IN_TURN), *new_cards
-        [_, row] = await connection.fetchmany(statement, [locking, writing])
+        locking = *values(Mode.LOCK), *(None,) * len(write.new_cards)
+        writing = *values(Mode.IN_TURN), *write.new_cards
+        [_, row] = await connection.fetchmany(write.statement, [locking, writing])
         return row
-
-
-async def _unless_refused(write: _Write) -> asyncpg.Record | None:
-    """Write rows; return None if the database refuses them because of their values."""
-    try:
-        return await write()
-    except asyncpg.PostgresError as error:
-        if kind_of(error.sqlstate) != "defect":
-            raise
-        return None

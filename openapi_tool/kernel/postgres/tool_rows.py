@@ -8,9 +8,7 @@ from typing import Any
 
 import asyncpg
 
-from openapi_tool.kernel.postgres.failures import (
-    describe_connection_error,
-)
+from openapi_tool.kernel.postgres.failures import describe_connection_error
 from openapi_tool.kernel.postgres.inspection import refuse_other_version
 from openapi_tool.kernel.postgres.sizes import fits
 from openapi_tool.kernel.postgres.statements import STATEMENTS

@@ -1,4 +1,8 @@
-"""SQL of protocol v1r3 (protocol sections 3, 4, 6)."""
+"""SQL of protocol v1r3 (protocol sections 3, 4, 6), built from the parts in `load.py` and `commit.py`.
+
+In this version no row describes the turn (run of an agent) that waits for a result. A row of an agent's inbox names its
+turn in the payload, and has columns instead of headers.
+"""
 
 from __future__ import annotations
 

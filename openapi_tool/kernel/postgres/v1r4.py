@@ -1,4 +1,8 @@
-"""SQL of protocol v1r4 (protocol sections 3, 4, 6)."""
+"""SQL of protocol v1r4 (protocol sections 3, 4, 6), built from the parts in `load.py` and `commit.py`.
+
+In this version a row of an agent's inbox names its turn, the run of the agent, in the columns `agent_turn_id` and
+`turn_epoch`; the epoch rises whenever a turn is restarted. With each command the kernel writes an *anchor* row.
+"""
 
 from __future__ import annotations
 

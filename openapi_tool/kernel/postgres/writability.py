@@ -1,7 +1,8 @@
 """Find out, after a commit wrote nothing, whether the database would store any result at all.
 
-If a trigger or constraint refuses every result, an operator must act, and no command must be fetched until then. If
-only this result is refused, it is a defect of one call.
+The kernel's database belongs to others, who may add triggers and constraints to its tables. If one of these refuses
+every result, an operator must act, and no command must be fetched until then. If only this result is refused, it is a
+defect of one call.
 """
 
 from __future__ import annotations
@@ -29,14 +30,17 @@ async def require_writable(connection: asyncpg.Connection, statements: Statement
     """
     refusals = []
     for project_id in (report.project_id, _TEST_ID):
-        card, tested = _test_result(report, project_id)
-        refusals.append(await _refusal(connection, statements, card, tested))
+        test_card, test_report = _test_result(report, project_id)
+        refusals.append(await _refusal(connection, statements, test_card, test_report))
     if all(refusals):
         raise NeedsOperator(f"PostgreSQL: no result can be written: {refusals[0]}", ADMIT_RESULTS)
 
 
 def _test_result(report: Report, project_id: str) -> tuple[ResultCard, Report]:
-    """Return a small result like that of `report`, of a call that does not exist; in another project also its agent."""
+    """Return card and report of a small result like that of `report`, of a call that does not exist.
+
+    In another project than that of `report`, agent and turn do not exist either.
+    """
     identity = replace(report.acceptance.identity, tool_call_id=new_id("test_"))
     turn = report.acceptance.waiting_turn
     if project_id != report.project_id:
