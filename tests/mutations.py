@@ -384,7 +384,7 @@ SECRETS = (
         "tests/unit/test_telemetry.py::test_a_secret_is_masked_in_message_arguments_fields_and_traceback",
     ),
     Mutation(
-        "telemetry/otlp.py",
+        "telemetry/otlp_spans.py",
         '"exception.message": self._masked(str(error))',
         '"exception.message": str(error)',
         "tests/unit/test_telemetry.py::test_a_span_shows_no_secret_in_name_attributes_events_and_status",

@@ -31,7 +31,7 @@ from openapi_tool.telemetry.spans import WireTracer, shut_down
 from openapi_tool.tools.catalogue import OPERATIONS
 
 if TYPE_CHECKING:
-    from openapi_tool.telemetry.otlp import ExportingTracer
+    from openapi_tool.telemetry.otlp_spans import ExportingTracer
 
 _SHOWN_LIMITS = (
     "executor.concurrency",
@@ -75,7 +75,7 @@ def open_process_parts(
     tracer = _tracer(bootstrap)
     stack.push_async_callback(shut_down, tracer.shutdown, left_s)
     if settings.telemetry.otlp_metrics_endpoint is not None:
-        from openapi_tool.telemetry.otlp import open_exporter  # noqa: PLC0415 - 30 MB that few deployments need
+        from openapi_tool.telemetry.otlp_metrics import open_exporter  # noqa: PLC0415 - 30 MB that few deployments need
 
         exporter = open_exporter(
             settings.telemetry.otlp_metrics_endpoint, settings.telemetry.otlp_metrics_interval_s, INSTANCE
@@ -123,6 +123,6 @@ def _tracer(bootstrap: Bootstrap) -> WireTracer | ExportingTracer:
     telemetry = bootstrap.settings.telemetry
     if telemetry.otlp_endpoint is None:
         return WireTracer()
-    from openapi_tool.telemetry.otlp import open_tracer  # noqa: PLC0415 - 30 MB that few deployments need
+    from openapi_tool.telemetry.otlp_spans import open_tracer  # noqa: PLC0415 - 30 MB that few deployments need
 
     return open_tracer(telemetry.otlp_endpoint, bootstrap.redactor.with_label("span"), telemetry.trace_ratio, INSTANCE)
