@@ -28,9 +28,9 @@ from openapi_tool.protocol.subjects import command_filter
 from openapi_tool.quotas.budgets import Budgets
 from openapi_tool.quotas.permits import Permits
 from openapi_tool.settings import PREFIX, Settings, SettingsError
-from openapi_tool.settings.loading import secret_values, unmasked
+from openapi_tool.settings.driver_options import DriverOptions
+from openapi_tool.settings.known_secrets import secret_values, unmasked
 from openapi_tool.settings.model import with_values
-from openapi_tool.settings.sources import DriverOptions
 from openapi_tool.telemetry.health import Health
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.argument_names import fold

@@ -31,8 +31,8 @@ from openapi_tool.protocol.cards import as_model_reads
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.subjects import default_durable, parse_command_subject
 from openapi_tool.settings import load_settings
-from openapi_tool.settings.loading import empty_servers
 from openapi_tool.settings.model import with_values
+from openapi_tool.settings.variables import empty_servers
 from openapi_tool.telemetry.logs import printable_lines
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.secret_variables import Secret

@@ -26,7 +26,7 @@ from openapi_tool.service.memory import collect_garbage_rarely, set_malloc_thres
 from openapi_tool.service.process_parts import ProcessParts, open_process_parts, snapshots
 from openapi_tool.service.quota_parts import run_quotas
 from openapi_tool.settings import PREFIX, Settings, SettingsError
-from openapi_tool.settings.loading import ignored_variables
+from openapi_tool.settings.variables import ignored_variables
 from openapi_tool.shutdown import Shutdown, cancelled, end_process
 from openapi_tool.telemetry.health_server import health_server
 from openapi_tool.telemetry.logs import CALL_FIELDS, configure_logging, log_crash

@@ -51,8 +51,8 @@ def open_tracer(endpoint: str, redactor: Redactor, ratio: float, instance: str) 
 class ExportingTracer:
     """Exports the spans of sampled calls.
 
-    A call is sampled if the sender's span is, and if the trace id is among the lowest `ratio` of all ids (0.1: among the
-    lowest tenth). All services that sample by this rule choose the same traces.
+    A call is sampled if the sender's span is, and if the trace id is among the lowest `ratio` of all ids (0.1: the
+    lowest tenth of them). All services that sample by this rule choose the same traces.
     """
 
     def __init__(self, exporter: SpanExporter, redactor: Redactor, ratio: float = 1.0, instance: str = "") -> None:

@@ -46,8 +46,8 @@ from openapi_tool.protocol.errors import ToolError, ToolMisconfigured
 from openapi_tool.quotas.permits import Permit, PermitRequest, Unlimited
 from openapi_tool.service import process as service
 from openapi_tool.settings import Settings, SettingsError, load_settings
-from openapi_tool.settings.loading import secret_values
-from openapi_tool.settings.sources import DriverOptions
+from openapi_tool.settings.driver_options import DriverOptions
+from openapi_tool.settings.known_secrets import secret_values
 from openapi_tool.telemetry import logs
 from openapi_tool.telemetry.logs import JsonFormatter
 from openapi_tool.telemetry.redact import MASK, MIN_SECRET_CHARS, Redactor, is_maskable, of_call
