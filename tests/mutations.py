@@ -379,7 +379,7 @@ SECRETS = (
     ),
     Mutation(
         "telemetry/redact.py",
-        "[found.span() for pattern in patterns for found in pattern.finditer(text)]",
+        "[_Span(*found.span()) for pattern in patterns for found in pattern.finditer(text)]",
         "[]",
         "tests/unit/test_telemetry.py::test_a_secret_is_masked_in_message_arguments_fields_and_traceback",
     ),
