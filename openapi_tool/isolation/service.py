@@ -1,4 +1,7 @@
-"""Parsing of definitions and validation of arguments: inline below the bounds, else in a worker process."""
+"""Parsing of definitions and validation of arguments: in this process if that is cheap, else in a worker process.
+
+*Inline* means in this process. The bounds of what is cheap are in `tools/inline_bounds.py`.
+"""
 
 from __future__ import annotations
 
