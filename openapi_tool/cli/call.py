@@ -33,7 +33,7 @@ from openapi_tool.protocol.subjects import default_durable, parse_command_subjec
 from openapi_tool.settings import load_settings
 from openapi_tool.settings.model import with_values
 from openapi_tool.settings.variables import empty_servers
-from openapi_tool.telemetry.logs import printable_lines
+from openapi_tool.telemetry.printable import printable_lines
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.secret_variables import Secret
 

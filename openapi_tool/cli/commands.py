@@ -47,7 +47,7 @@ from openapi_tool.environment import DEV_VARIABLE, PREFIX, temporary_variable
 from openapi_tool.kernel.postgres.usage_keys import By
 from openapi_tool.nats_client.users import NatsUser
 from openapi_tool.settings_error import SettingsError
-from openapi_tool.telemetry.logs import printable_lines
+from openapi_tool.telemetry.printable import printable_lines
 
 
 class _Commands(TyperGroup):

@@ -23,7 +23,7 @@ from openapi_tool.cli.tables import cell
 from openapi_tool.local.caller import prepare_database
 from openapi_tool.protocol.dialect import DEFAULT_VERSION, ProtocolVersion
 from openapi_tool.settings import PREFIX
-from openapi_tool.telemetry.logs import printable_lines
+from openapi_tool.telemetry.printable import printable_lines
 from openapi_tool.tools.wording import counted
 
 if TYPE_CHECKING:

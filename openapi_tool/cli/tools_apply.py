@@ -23,7 +23,7 @@ from openapi_tool.cli.tools_registry import (
     run_with,
 )
 from openapi_tool.protocol.subjects import subject_in_version
-from openapi_tool.telemetry.logs import printable_line
+from openapi_tool.telemetry.printable import printable_line
 from openapi_tool.tools.exports import as_yaml
 from openapi_tool.tools.registry import COLUMNS, RegistryError, RegistryUnreachable
 from openapi_tool.tools.wording import counted

@@ -24,7 +24,7 @@ from openapi_tool.kernel.postgres.failures import located
 from openapi_tool.kernel.postgres.tool_rows import ToolRows
 from openapi_tool.protocol.jsontext import object_at
 from openapi_tool.settings import Settings, given_values, load_settings
-from openapi_tool.telemetry.logs import printable_json, printable_line
+from openapi_tool.telemetry.printable import printable_json, printable_line
 from openapi_tool.telemetry.redact import MASK, Redactor
 from openapi_tool.tools.bounds import MAX_ROW_BYTES
 from openapi_tool.tools.definition import stored_record

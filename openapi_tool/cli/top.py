@@ -30,7 +30,7 @@ from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.subjects import is_token
 from openapi_tool.quotas.amounts import Amount
 from openapi_tool.quotas.charged import WithoutResult, without_result
-from openapi_tool.telemetry.logs import printable_line
+from openapi_tool.telemetry.printable import printable_line
 from openapi_tool.telemetry.replica_problems import but_noticed, found_problems
 from openapi_tool.tools.wording import counted, short
 
