@@ -11,6 +11,7 @@ import base64
 import re
 import ssl
 from collections.abc import Callable, Collection, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -23,10 +24,10 @@ from openapi_tool.tools.secret_variables import Secret
 
 T = TypeVar("T")
 
-_OF_TLS = ("ca_file", "cert_file", "key_file")
+_TLS_SETTINGS = ("ca_file", "cert_file", "key_file")
 _TOKEN_HEADING = b"BEGIN NATS USER JWT"
 _SEED_HEADING = b"BEGIN USER NKEY SEED"
-_TOKEN = re.compile(rb"[\w-]+\.[\w-]+\.[\w-]+")
+_TOKEN = re.compile(rb"[\w-]+\.[\w-]+\.[\w-]+")  # a JWT: eyJ0….eyJq….Zx…
 _SEED_FORM = "a seed begins with SU, has 58 characters with a valid checksum, and is alone on its line"
 _CERTIFICATE = "holds no certificate (PEM)"
 
@@ -36,7 +37,7 @@ class FileUnusable(nats.errors.Error):
 
 
 class _Files:
-    """Files of a section of settings, such as `nats`, by the name of their setting."""
+    """Reads the files that the settings of a section name; errors name setting and file, as `nats.ca_file (/x.pem)`."""
 
     def __init__(self, section: str) -> None:
         self._section = section
@@ -45,7 +46,7 @@ class _Files:
         return FileUnusable(f"{self._section}.{name} ({file}): {problem}")
 
     def read(self, name: str, file: Path) -> bytes:
-        max_bytes = MAX_CERTIFICATES_BYTES if name in _OF_TLS else MAX_SECRET_BYTES
+        max_bytes = MAX_CERTIFICATES_BYTES if name in _TLS_SETTINGS else MAX_SECRET_BYTES
         try:
             return read_regular_file(file, max_bytes)
         except OSError as error:
@@ -70,6 +71,7 @@ def tls_context(options: NatsConnection, section: str = "nats") -> ssl.SSLContex
 
 
 def _loaded(load: Callable[[], T], files: _Files, name: str, file: Path) -> T:
+    """Return what `load` makes of a file of certificates. Raises FileUnusable."""
     try:
         return load()
     except (ssl.SSLError, OSError) as error:
@@ -116,11 +118,11 @@ def login(options: NatsConnection, nonce: str | None, section: str = "nats") -> 
         fields = {"nkey": _public_key(seed), "sig": _signature(seed, nonce)} if nonce else {}
         return Login(fields, (seed.decode(),))
     if options.user is not None:
-        password = _word(files, "password", options.password, options.password_file)
+        password = _secret_word(files, "password", options.password, options.password_file)
         return Login({"user": options.user, "pass": password}, (password,))
     if options.token is not None or options.token_file is not None:
-        token_word = _word(files, "token", options.token, options.token_file)
-        return Login({"auth_token": token_word}, (token_word,))
+        auth_token = _secret_word(files, "token", options.token, options.token_file)
+        return Login({"auth_token": auth_token}, (auth_token,))
     return Login({})
 
 
@@ -150,8 +152,11 @@ def _credentials(files: _Files, file: Path) -> tuple[bytes, bytes]:
 
 
 def _line_after(heading: bytes, lines: list[bytes]) -> bytes:
-    at = next((number for number, line in enumerate(lines) if heading in line), len(lines))
-    return lines[at + 1] if at + 1 < len(lines) else b""
+    """Return the line after the first one that contains a heading; empty if there is none."""
+    for line, next_line in pairwise(lines):
+        if heading in line:
+            return next_line
+    return b""
 
 
 def _nkey_seed(files: _Files, file: Path) -> bytes:
@@ -162,8 +167,9 @@ def _nkey_seed(files: _Files, file: Path) -> bytes:
 
 
 def _is_seed(text: bytes) -> bool:
+    """Return whether a text is the seed of a user's key, and its checksum is right."""
     try:
-        prefix, seed = nkeys.decode_seed(text)  # does not verify the checksum
+        prefix, seed = nkeys.decode_seed(text)  # does not verify the checksum, which encoding computes
         return bool(prefix == nkeys.PREFIX_BYTE_USER and nkeys.encode_seed(bytes(seed), prefix) == text)
     except (nkeys.NkeysError, ValueError):
         return False
@@ -177,10 +183,10 @@ def _signature(seed: bytes, nonce: str) -> str:
     return base64.b64encode(nkeys.from_seed(bytearray(seed)).sign(nonce.encode())).decode()
 
 
-def _word(files: _Files, name: str, given: Secret | None, file: Path | None) -> str:
+def _secret_word(files: _Files, name: str, in_settings: Secret | None, file: Path | None) -> str:
     """Return a password or token, from its file without the white space around it."""
     if file is None:
-        return given.get_secret_value() if given else ""
+        return in_settings.get_secret_value() if in_settings else ""
     try:
         word = files.read(f"{name}_file", file).decode().strip()
     except UnicodeDecodeError as error:
