@@ -1,4 +1,8 @@
-"""The process of `serve`: runs the calls of a kernel until it is asked to end."""
+"""The process of `serve`: runs the calls of a kernel until it is asked to end.
+
+At the start it builds what needs no connection, waits for the kernel's servers, and starts the consumer of commands.
+At the end (`shutdown.py`) the consumer finishes running calls first (the *drain*), then connections are closed.
+"""
 
 from __future__ import annotations
 
@@ -43,24 +47,24 @@ def run(read: Callable[[], Settings], environment: Mapping[str, str], resolver: 
 
     `resolver` replaces DNS for the upstream's hosts in the embedded stack.
     """
-    limit = raise_file_limit()
-    asked = read()
+    file_limit = raise_file_limit()
+    wanted = read()
 
-    def read_and_fit() -> Settings:
-        return fit_to_file_limit(read(), limit)
+    def read_fitted() -> Settings:
+        return fit_to_file_limit(read(), file_limit)
 
-    bootstrap = build_bootstrap(fit_to_file_limit(asked, limit), environment)
-    settings = bootstrap.settings
-    level, log_format = settings.telemetry.log_level, settings.telemetry.log_format
-    configure_logging(level, log_format, bootstrap.redactor, background=True)
+    bootstrap = build_bootstrap(fit_to_file_limit(wanted, file_limit), environment)
+    telemetry = bootstrap.settings.telemetry
+    configure_logging(telemetry.log_level, telemetry.log_format, bootstrap.redactor, background=True)
     RECENT_WARNINGS.install(bootstrap.redactor)
-    list_projects(settings.telemetry.projects)
+    list_projects(telemetry.projects)
     _log_configuration(bootstrap, environment)
-    if problem := file_limit_problem(asked, limit):
+    problem = file_limit_problem(wanted, file_limit)
+    if problem is not None:
         log.warning("%s", problem, extra={"action": "open_files.short"})
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         try:
-            runner.run(_serve(Reloader(bootstrap, read_and_fit, environment), resolver))
+            runner.run(_serve(Reloader(bootstrap, read_fitted, environment), resolver))
         except SettingsError:  # a port that cannot be used; nothing has begun
             raise
         except Exception as error:  # noqa: BLE001 - a normal end of the process might take minutes
@@ -70,6 +74,7 @@ def run(read: Callable[[], Settings], environment: Mapping[str, str], resolver: 
 
 
 async def _serve(reloader: Reloader, resolver: Resolver | None) -> None:
+    """Run all tasks of the process until the end is requested or one of them fails; then close everything."""
     bootstrap = reloader.bootstrap
     kernel = _Kernel()
     shutdown = Shutdown(bootstrap.settings.executor, lambda: kernel.running)
@@ -130,6 +135,7 @@ class _Process:
 
 
 async def _serve_kernel(bootstrap: Bootstrap, process: _Process) -> None:
+    """Run the kernel's calls until the end is requested; then let running ones finish."""
     CALL_FIELDS.set(lambda: {"protocol": bootstrap.version})  # every task of a call inherits it
     shutdown = process.shutdown
     parts = await shutdown.unless_requested(assemble(process.connections, bootstrap, process.parts))
@@ -156,10 +162,12 @@ async def _serve_kernel(bootstrap: Bootstrap, process: _Process) -> None:
 
 
 async def _serve_health(stack: AsyncExitStack, bootstrap: Bootstrap) -> None:
+    """Start the health server if the settings name a port. Raises SettingsError."""
     options = bootstrap.settings.health
     if options.port:
         page = snapshots(bootstrap) if options.page else None
-        connections = health_connections(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        connections = health_connections(soft_limit)
         server = health_server(options.host, options.port, bootstrap.health, page, connections, options.allowed_hosts)
         try:
             await stack.enter_async_context(server)
@@ -193,6 +201,7 @@ async def _monitor_database(parts: Parts, every_s: float) -> None:
 
 
 def _log_configuration(bootstrap: Bootstrap, environment: Mapping[str, str]) -> None:
+    """Log the effective settings, and a warning for whatever may be a mistake in them."""
     settings, missing = bootstrap.settings, bootstrap.secrets.missing()
     keys = {variable: "missing" if variable in missing else "set" for variable in sorted(bootstrap.secrets.allowed)}
     log.info(
