@@ -469,8 +469,8 @@ SECRETS = (
     ),
     Mutation(
         "telemetry/health_server.py",
-        "given and not is_internal(name) and name not in allowed",
-        "not given and name not in allowed",
+        "may_be_browser and not is_internal(name) and name not in allowed",
+        "not may_be_browser and name not in allowed",
         "tests/unit/test_telemetry.py::test_only_livez_is_served_under_public_host_names",
     ),
     Mutation(
