@@ -147,7 +147,7 @@ IDENTITY = (
     ),
     Mutation(
         "bootstrap.py",
-        "return hmac.digest(key, namespace.encode(), hashlib.sha256) if namespace else key",
+        "return hmac.digest(key, namespace.encode(), hashlib.sha256)",
         "return key",
         "tests/dialects/test_dialects.py::test_equal_project_call_and_sequence_of_two_kernels_share_nothing",
     ),
