@@ -81,9 +81,9 @@ class WorkerProcess:
         return self._process.pid if self._process is not None else None
 
     async def run(self, name: str, argument: Parts, wall_s: float) -> bytearray:
-        """Run a task, whose argument comes in parts, and return its result; wait until its process has ended.
+        """Run a task, whose argument comes in parts, and return its result once its child has ended.
 
-        Raises Killed, Stuck, Lost, Broken. Kills the worker if it is stuck, or the caller is cancelled.
+        After `wall_s` seconds, or if the caller is cancelled, the worker is killed. Raises Killed, Stuck, Lost, Broken.
         """
         # An id that cannot be guessed, so that an answer prepared for another task is refused.
         task_id = secrets.randbits(64)
@@ -178,15 +178,18 @@ class WorkerProcess:
         return True
 
     def _on_control(self) -> None:
-        """Hear of the end of a task; replace a process that has ended, or sent what it must not send, at once."""
+        """Read the control socket: the worker says that the task's child has ended, or the worker itself has ended.
+
+        A worker that has ended, or sent anything else, is replaced at once.
+        """
         if self._control is None:
             return
         try:
-            message = self._control.recv(2)  # longer than `ENDED`, so that more than that is found to be wrong
+            message = self._control.recv(2)  # one byte more than `ENDED`, so that a longer message is found to be wrong
         except BlockingIOError:
             return
         except OSError:
-            message = b""
+            message = b""  # as if the socket was closed
         task_ended = self._task_ended
         if message == ENDED and task_ended is not None and not task_ended.done():
             self._failures = 0

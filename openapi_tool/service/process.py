@@ -108,7 +108,7 @@ async def _serve(reloader: Reloader, resolver: Resolver | None) -> None:
 
 @dataclass(slots=True)
 class _Kernel:
-    """The consumer of the kernel's commands; None until the servers are connected."""
+    """Holds the consumer of the kernel's commands, which is None until the servers are connected."""
 
     consumer: CommandConsumer | None = None
 
@@ -125,7 +125,10 @@ class _Kernel:
 
 @dataclass(frozen=True, slots=True)
 class _Process:
-    """State of the process. `connections` are closed after the drain: running calls need permits from NATS."""
+    """What the tasks of the process share.
+
+    `connections` (to NATS and PostgreSQL) are closed after the drain, as running calls need both.
+    """
 
     shutdown: Shutdown
     connections: AsyncExitStack
@@ -156,7 +159,8 @@ async def _serve_kernel(bootstrap: Bootstrap, process: _Process) -> None:
         shutdown.begin()
         background.cancel()  # awaited after the drain: a check of a server that hangs ends only seconds later
         with shutdown.step("drain"):
-            # The last third of the time is for the steps after the drain (`shutdown.py`).
+            # Two thirds of `hand_back_s` for commits and handing back; the last one for the steps after the drain
+            # (`shutdown.py`).
             await parts.consumer.stop(shutdown.calls_left_s, bootstrap.settings.executor.hand_back_s * 2 / 3)
             await cancelled(background)
 
@@ -195,6 +199,7 @@ async def _background_tasks(parts: Parts, bootstrap: Bootstrap) -> None:
 
 
 async def _monitor_database(parts: Parts, every_s: float) -> None:
+    """Check the database again and again."""
     while True:
         await parts.database.check(parts.kernel, idle=not parts.consumer.running)
         await asyncio.sleep(every_s)
