@@ -34,7 +34,7 @@ on_limited: Callable[[int], None] = lambda _: None  # noqa: E731 - the same
 """Counts lines beyond the limit of a project or a library; set by `metrics`."""
 
 CALL_FIELDS: ContextVar[Callable[[], Mapping[str, Any]]] = ContextVar("call_fields", default=dict)
-"""Returns the fields that formatters add to log lines: those of the task's call, else the kernel's protocol."""
+"""A function that returns the fields of log lines here: ids of the call that the task belongs to, else the protocol."""
 
 MAX_LINES = 20
 """Limit of the lines of each action that a project can cause in a window, and of each logger of a library."""
@@ -87,6 +87,11 @@ def log_crash(error: BaseException | None) -> None:
     log.critical("uncaught exception", exc_info=error, extra={"action": "process.crashed"})
 
 
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Return whether a record is of this package, not of a library."""
+    return record.name.partition(".")[0] == _PACKAGE
+
+
 def _count_dropped(lines: int) -> None:
     on_dropped(lines)  # looked up now, as `metrics` may set it after `configure_logging`
 
@@ -127,7 +132,7 @@ class ProjectLimit(logging.Filter):
             project = CALL_FIELDS.get()().get(_PROJECT)
         if project is not None:
             source = _Source(action, project)
-        elif record.name.partition(".")[0] == _PACKAGE:
+        elif _is_ours(record):
             return True
         else:
             source = _Source(record.name, "")
@@ -135,6 +140,7 @@ class ProjectLimit(logging.Filter):
             return self._passes(record, source)
 
     def _passes(self, record: logging.LogRecord, source: _Source) -> bool:
+        """Count a record; return whether it passes. If so, set its `dropped`."""
         now = self._now()
         if now >= self._window_ends_at:
             self._lines.clear()
@@ -168,8 +174,9 @@ class _Formatter(logging.Formatter):
 
     def _fields(self, record: logging.LogRecord) -> dict[str, Any]:
         """Return the fields of the line's call, and those that the caller gave to the logger as `extra`."""
-        fields = vars(record)
-        extra = {name: fields[name] for name in filterfalse(_STANDARD.__contains__, fields) if fields[name] is not None}
+        attributes = vars(record)
+        names = filterfalse(_STANDARD.__contains__, attributes)  # in C, as most attributes are standard ones
+        extra = {name: attributes[name] for name in names if attributes[name] is not None}
         return {"action": "log", **CALL_FIELDS.get()(), **extra}
 
     def _texts(self, record: logging.LogRecord, fields: Mapping[str, Any]) -> tuple[str, str]:
@@ -182,12 +189,13 @@ class _Formatter(logging.Formatter):
         traceback = ""
         if record.exc_info:
             traceback = self._head(f"\n{self.formatException(record.exc_info)}", _MAX_CHARS)
-        if record.name.partition(".")[0] != _PACKAGE:
+        if not _is_ours(record):
             message = without_details(self._redactor.text(message))
             traceback = without_details(self._redactor.text(traceback))
         return message, traceback
 
     def _head(self, text: str, chars: int) -> str:
+        """Return the beginning of a text that is too long; a secret at the cut is masked."""
         if len(text) <= chars:
             return text
         return f"{self._redactor.head(text, chars)} … ({len(text) - chars:,} characters more)"

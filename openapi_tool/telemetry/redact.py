@@ -61,6 +61,7 @@ class Redactor:
         self._set_secrets(frozenset(secret for secret in secrets if is_maskable(secret)))
 
     def _set_secrets(self, secrets: frozenset[str]) -> None:
+        """Use these secrets, and prepare the search for them."""
         self.known = secrets
         self._encodings = (_JINA_KEY, *(encoding for secret in sorted(secrets) for encoding in encodings_of(secret)))
         marks = [mark for encoding in self._encodings[1:] for mark in encoding.marks]  # _JINA_KEY: see is_suspect
