@@ -89,7 +89,7 @@ class WorkerProcess:
         task_id = secrets.randbits(64)
         function = name.encode()
         cpu_limit_s = cpu_s(self._max_response_bytes, name)
-        head = TASK.pack(task_id, cpu_limit_s, len(function), sum(map(len, argument)))  # see `frames.py`
+        head = TASK.pack(task_id, cpu_limit_s, len(function), sum(map(len, argument)))
         exchange = _Exchange((head + function, *argument), task_id, self._answer_bytes)
         try:
             async with asyncio.timeout(wall_s):

@@ -34,7 +34,7 @@ def main() -> None:
     """Serve until the service closes the socket, or ends."""
     descriptor, memory_bytes, module, *paths = sys.argv[1:]
     sys.path[:] = paths  # with -I and -S there are only those of the standard library
-    from openapi_tool.isolation.child import answer  # noqa: PLC0415 - found only now
+    from openapi_tool.isolation.child import answer  # noqa: PLC0415 - `sys.path` has this package only now
 
     functions = importlib.import_module(module).TASKS
     _limit_itself(int(memory_bytes))
@@ -47,7 +47,7 @@ def main() -> None:
 
 def _serve(run_task: Callable[[socket.socket], None], control: socket.socket) -> None:
     """Fork a child for each socket that arrives on the control socket; tell the service when it has ended."""
-    from openapi_tool.isolation.frames import ENDED  # noqa: PLC0415 - as above
+    from openapi_tool.isolation.frames import ENDED  # noqa: PLC0415 - as in `main`
 
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, 1, 1)
@@ -63,9 +63,9 @@ def _serve(run_task: Callable[[socket.socket], None], control: socket.socket) ->
 
 
 def _limit_itself(memory_bytes: int) -> None:
-    import resource  # noqa: PLC0415 - as above
+    import resource  # noqa: PLC0415 - as in `main`
 
-    from openapi_tool.isolation.limits import OPEN_FILES  # noqa: PLC0415
+    from openapi_tool.isolation.limits import OPEN_FILES  # noqa: PLC0415 - as in `main`
 
     with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:  # noqa: PTH123
         file.write("1000")  # without memory the kernel kills a worker, not the service

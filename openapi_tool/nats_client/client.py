@@ -78,8 +78,8 @@ class PendingRequest(NamedTuple):
 class BusClient(Client):
     """Client that always reconnects, and fails a request at once if the server denies its subject.
 
-    If the settings require TLS, so they do of servers that the cluster announces. `connect` raises Unavailable if no
-    server offers it. `reported_error` is the last error of a connection, None while connected.
+    TLS, if the settings require it, is also required of servers that the cluster announces later. `connect` raises
+    Unavailable if no server offers it. `reported_error` is the last error of a connection, None while connected.
     """
 
     def __init__(self, bus: BusOptions | None = None) -> None:
@@ -93,13 +93,18 @@ class BusClient(Client):
         self._was_greeted = False  # whether any server has sent its INFO
         self._login_sent = False  # in this attempt to connect
         self._was_connected = False
-        self._ps = Parser(  # type: ignore[assignment] # the same interface
-            Events(self._process_ping, self._process_pong, self._process_err, self._process_info, self._process_msg)
+        events = Events(
+            ping=self._process_ping,
+            pong=self._process_pong,
+            error=self._process_err,
+            info=self._process_info,
+            message=self._process_msg,
         )
+        self._ps = Parser(events)  # type: ignore[assignment] # the same interface
         # A request's reply subject is `_replies_to`, which all requests share, and a random token.
         self._replies_to = ""
         self._requests: dict[str, PendingRequest] = {}  # by token
-        # The connection on which the server denied the subscription to replies: the number of reconnects until then.
+        # Number of reconnects when the server denied the subscription to replies: on that connection none can arrive.
         self._inbox_denied_at: int | None = None
 
     async def connect(self, *servers: Any, **options: Any) -> None:

@@ -203,7 +203,7 @@ class QuotaOptions(Options):
 
 @dataclass(frozen=True, slots=True)
 class BusOptions:
-    """What a connection to a NATS needs.
+    """What a connection to a NATS (a *bus*) needs.
 
     - `nats`: its settings; `name`: that of the client, which the server shows.
     - `once`: make a single connection attempt, for CLI commands, and log only denials that no request raises.

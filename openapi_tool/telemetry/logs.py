@@ -27,8 +27,8 @@ from openapi_tool.telemetry.redact import MASK, Redactor
 
 log = logging.getLogger(__name__)
 
-on_dropped: Callable[[int], None] = lambda _: None  # noqa: E731 - replaced, see below
-"""Counts lines that could not be written; set by `metrics`, whose import takes too long for `--help`."""
+on_dropped: Callable[[int], None] = lambda _: None  # noqa: E731 - `metrics` replaces it
+"""Counts lines that could not be written. It is set by `metrics`, whose import would take too long for `--help`."""
 
 on_limited: Callable[[int], None] = lambda _: None  # noqa: E731 - the same
 """Counts lines beyond the limit of a project or a library; set by `metrics`."""

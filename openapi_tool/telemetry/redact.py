@@ -33,7 +33,7 @@ _ESCAPES = "%\\&"  # first characters of escapes; few short texts have one, so m
 _JINA_KEY_REACH = 1_500
 _REACH_PER_BYTE = 40  # of the longest secret; longer encodings may be missed
 
-on_masked: Callable[[str, int], object] = lambda where, number: None  # noqa: ARG005, E731 - replaced, see below
+on_masked: Callable[[str, int], object] = lambda where, number: None  # noqa: ARG005, E731 - `metrics` replaces it
 """Called with a redactor's label and the number of texts that it masked.
 
 `telemetry.metrics` replaces it by its counter. Worker processes replace it, too, as they do not import that module.
