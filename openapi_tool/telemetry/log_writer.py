@@ -128,9 +128,16 @@ class LogWriter(logging.Handler):
 
     def _report(self, dropped: int) -> bytes:
         """Return a line that says how many were dropped."""
-        extra = {"action": "log.dropped", "lines": dropped}
-        message, arguments = "%s log lines were dropped", (dropped,)
-        record = log.makeRecord(log.name, logging.WARNING, "", 0, message, arguments, None, extra=extra)
+        record = log.makeRecord(
+            name=log.name,
+            level=logging.WARNING,
+            fn="",
+            lno=0,
+            msg="%s log lines were dropped",
+            args=(dropped,),
+            exc_info=None,
+            extra={"action": "log.dropped", "lines": dropped},
+        )
         return self._encoded(self.format(record))
 
     def flush(self) -> None:
