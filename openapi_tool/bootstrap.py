@@ -91,6 +91,7 @@ def build_bootstrap(settings: Settings, environment: Mapping[str, str]) -> Boots
     hooks = _hooks(settings.policy.hooks, problems)
     if problems or upstream_tls is None or driver_options is None:
         raise SettingsError(problems)
+
     named_secrets = secret_values(settings, secrets, environment, driver_options)
     redactor = Redactor(secret.value for secret in named_secrets)
     authorizer = Authorizer(settings.policy, hooks)

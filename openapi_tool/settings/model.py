@@ -114,6 +114,12 @@ class Settings(BaseSettings):
             )
             lowered = with_values(self.executor, max_lost_runs=fitting)
             object.__setattr__(self, "executor", lowered)  # the model is frozen
+        return self
+
+    @model_validator(mode="after")
+    def _requeue_delay_fits(self) -> Settings:
+        """Refuse a delay after which no worker waits for the call any more."""
+        wait_s = self.executor.worker_timeout_s - self.executor.commit_margin_s
         if self.executor.requeue_delay_s >= wait_s:
             raise ValueError("executor.requeue_delay_s must be less than the time that a worker waits; lower it")
         return self
@@ -145,7 +151,7 @@ class Settings(BaseSettings):
 
     @property
     def durable(self) -> str:
-        """Return the name of the durable."""
+        """Return the name of the durable, JetStream's record of which commands are delivered and acknowledged."""
         return self.nats.durable or default_durable(self.protocol.version, self.protocol.target)
 
     @property
