@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from ipaddress import ip_address
 
-_INTERNAL = (".localhost", ".local", ".internal", ".svc")
+_INTERNAL = (".localhost", ".local", ".internal", ".svc")  # nobody can register a name with these suffixes
 _HOST = re.compile(
     r"(?:\[(?P<v6>[0-9a-f:.]+(?:%[\w.~%-]+)?)\]|(?P<name>[\w-][\w.-]*))(?::(?P<port>[0-9]{0,5}))?",
     re.IGNORECASE | re.ASCII,

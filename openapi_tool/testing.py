@@ -53,6 +53,7 @@ PROJECT, AGENT = "proj_test", "agent_test"
 KEY = "key-of-the-test"
 """Value of JINA_API_KEY unless `environment` has another."""
 
+# Ids of a call, as the kernel would send them.
 _IDS: Mapping[str, str | None] = {
     "channel_id": "public",
     "agent_turn_id": "turn_test",
@@ -176,9 +177,7 @@ class InProcessExecutor:
         Raises InvalidDefinition, UnansweredRequest.
         """
         parsed = self._parsed(definition)
-        named: dict[str, Any] = {**_IDS, "project_id": project, "agent_id": agent, **(ids or {})}
-        named["turn_epoch"] = int(named["turn_epoch"] or 0)
-        identity = CallIdentity(**named)
+        identity = _identity({**_IDS, "project_id": project, "agent_id": agent, **(ids or {})})
         limits = TimeLimits(self._settings.executor, self._settings.tools)
         deadline = limits.deadline(0, parsed.suspend_timeout_s, parsed.timeout_s)
         traffic = _Traffic()
@@ -213,6 +212,11 @@ class InProcessExecutor:
         document = cast("Mapping[str, Any]", source.document)
         built_in = parse_definition(stored_record(document)).built_in
         return parse_definition(stored_record(complete(document, built_in)))
+
+
+def _identity(ids: Mapping[str, str | None]) -> CallIdentity:
+    values: dict[str, Any] = {**ids, "turn_epoch": int(ids["turn_epoch"] or 0)}
+    return CallIdentity(**values)
 
 
 def recorded(name: str, site: str = "") -> httpx.Response:
