@@ -37,12 +37,12 @@ from openapi_tool.nats_client.connection_errors import (
     ClientCertificateMissing,
     ClosedAfterHandshake,
     Denied,
-    LogBackoff,
     cause_of,
     describe_connection_error,
     is_closure,
 )
 from openapi_tool.nats_client.headers import MessageHeaders, header_bytes, parse_headers
+from openapi_tool.nats_client.log_backoff import LogBackoff
 from openapi_tool.nats_client.login import login, tls_context
 from openapi_tool.nats_client.options import BusOptions
 from openapi_tool.nats_client.parser import Events, Parser

@@ -1,17 +1,12 @@
-"""Messages about failed NATS connections and JetStream requests: what is wrong, and which setting or file to check.
-
-`LogBackoff` limits how often they are logged.
-"""
+"""Messages about failed NATS connections and JetStream requests: what is wrong, and which setting or file to check."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import ssl
-from dataclasses import dataclass
 
 import nats.errors
-from cachetools import LRUCache
 from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableError
 
 from openapi_tool.nats_client.login import FileUnusable
@@ -19,42 +14,8 @@ from openapi_tool.nats_client.options import BusOptions, NatsConnection
 from openapi_tool.open_files import OUT_OF_FILES, is_out_of_files
 
 _CLOSED = (ConnectionResetError, BrokenPipeError, asyncio.IncompleteReadError, nats.errors.UnexpectedEOF)
-_FIRST_REPEAT_S, _MAX_REPEAT_S = 5.0, 300.0
-_MAX_TEXTS = 64  # of errors that are remembered, so that a repeated one is logged rarely
 _WRONG_HOST = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
 _WRONG_TIME = (9, 10)  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
-
-
-@dataclass(slots=True)
-class _Repeat:
-    """When a text may be logged again: at `next_at`, which is `wait_s` seconds after the last time."""
-
-    wait_s: float
-    next_at: float
-
-
-class LogBackoff:
-    """Back-off for repeated log lines: each text again after 5 s, then after 10 s, … up to 5 minutes.
-
-    The client reconnects twice a second, so an outage of an hour would log 7,000 lines. Several servers may fail for
-    different reasons in turn, so each text has its own back-off.
-    """
-
-    def __init__(self) -> None:
-        self._repeats: LRUCache[str, _Repeat] = LRUCache(_MAX_TEXTS)
-
-    def should_log(self, text: str, now: float) -> bool:
-        """Return whether to log `text` at `now`, in seconds on the monotonic clock."""
-        wait_s = _FIRST_REPEAT_S
-        last = self._repeats.get(text)
-        if last is not None:
-            if now < last.next_at:
-                return False
-            is_same_outage = now - last.next_at < _MAX_REPEAT_S
-            if is_same_outage:
-                wait_s = min(2 * last.wait_s, _MAX_REPEAT_S)
-        self._repeats[text] = _Repeat(wait_s, now + wait_s)
-        return True
 
 
 class Denied(nats.errors.Error):
