@@ -43,9 +43,10 @@ from openapi_tool.nats_client.connection_errors import (
 )
 from openapi_tool.nats_client.headers import MessageHeaders, header_bytes, parse_headers
 from openapi_tool.nats_client.log_backoff import LogBackoff
-from openapi_tool.nats_client.login import login, tls_context
+from openapi_tool.nats_client.login import login
 from openapi_tool.nats_client.options import BusOptions
 from openapi_tool.nats_client.parser import Events, Parser
+from openapi_tool.nats_client.tls import tls_context
 from openapi_tool.protocol.errors import Unavailable
 
 log = logging.getLogger(__name__)

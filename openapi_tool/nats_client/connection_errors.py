@@ -9,8 +9,8 @@ import ssl
 import nats.errors
 from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableError
 
-from openapi_tool.nats_client.login import FileUnusable
 from openapi_tool.nats_client.options import BusOptions, NatsConnection
+from openapi_tool.nats_client.setting_files import FileUnusable
 from openapi_tool.open_files import OUT_OF_FILES, is_out_of_files
 
 _CLOSED = (ConnectionResetError, BrokenPipeError, asyncio.IncompleteReadError, nats.errors.UnexpectedEOF)
