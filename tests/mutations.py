@@ -735,7 +735,7 @@ GATEWAY = (
     ),
     Mutation(
         "state/nats_stream.py",
-        "if not state.messages or seen >= ",
+        "if not counts.messages or seen >= ",
         "if True or seen >= ",
         "tests/gateway/test_nats_state.py::test_a_server_that_lags_behind_accepts_no_revoked_token",
     ),

@@ -63,7 +63,10 @@ class Parser:
         self._buffer += data
         has_more = True
         while has_more:
-            has_more = await (self._read_control_line() if self._frame is None else self._read_message(self._frame))
+            if self._frame is None:
+                has_more = await self._read_control_line()
+            else:
+                has_more = await self._read_message(self._frame)
 
     async def _read_control_line(self) -> bool:
         """Handle the next control line; return False if it is incomplete."""
