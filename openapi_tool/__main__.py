@@ -25,8 +25,9 @@ PINNED = {
 def open_closed_streams() -> None:
     """Open those of standard input, output and error that the process was started without, on /dev/null.
 
-    Otherwise the next files and sockets get their numbers: what others write there goes into them, and libuv aborts
-    when it closes one. Python sets the closed ones to None, on which a flush fails.
+    Otherwise the next files and sockets would get their numbers. What libraries write to standard error would go into
+    them, and libuv (of uvloop) aborts when it closes one. Python sets the closed streams to None, on which a flush
+    fails.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:

@@ -1,4 +1,9 @@
-"""Build from the settings all objects that need no connection."""
+"""Build from the settings all objects that need no connection, and report every mistake at once.
+
+All doors use it: `build_bootstrap` checks files, hooks and logins, `Upstream` has what sends requests to Jina, and
+`build_runner` makes the engine that runs tool calls. Helpers that may find several mistakes add them to a list
+`problems`, which then becomes one SettingsError.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ import hashlib
 import hmac
 import inspect
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -28,9 +33,9 @@ from openapi_tool.protocol.subjects import command_filter
 from openapi_tool.quotas.budgets import Budgets
 from openapi_tool.quotas.permits import Permits
 from openapi_tool.settings import PREFIX, Settings, SettingsError
-from openapi_tool.settings.loading import secret_values, unmasked
+from openapi_tool.settings.driver_options import DriverOptions
+from openapi_tool.settings.known_secrets import secret_values, unmasked
 from openapi_tool.settings.model import with_values
-from openapi_tool.settings.sources import DriverOptions
 from openapi_tool.telemetry.health import Health
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.argument_names import fold
@@ -47,9 +52,12 @@ QUOTAS_SECTION = "quotas.nats"
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """Settings and the objects built from them; `unmasked` names secrets that cannot be masked.
+    """Settings and the objects built from them.
 
-    `quotas` is the NATS that holds the records of quotas, None if that is the kernel's.
+    - `secrets`: the variables that tools may use, with their values.
+    - `unmasked`: names of secrets that are too short or common to be masked.
+    - `bus`: the connection to the kernel's NATS; `pool`: to its PostgreSQL.
+    - `quotas`: the connection to the NATS that holds the records of limits and budgets; None if that is the kernel's.
     """
 
     settings: Settings
@@ -79,32 +87,31 @@ def build_bootstrap(settings: Settings, environment: Mapping[str, str]) -> Boots
     secrets = tool_secrets(settings, environment)
     problems += secrets.problems
     ca_file = settings.egress.ca_file or environment.get("SSL_CERT_FILE")
-    upstream_tls = _try_tls(
-        lambda: tls_context(str(ca_file) if ca_file else None), "egress.ca_file or SSL_CERT_FILE", problems
-    )
+    upstream_tls = _upstream_tls(str(ca_file) if ca_file else None, problems)
     hooks = _hooks(settings.policy.hooks, problems)
     if problems or upstream_tls is None or driver_options is None:
         raise SettingsError(problems)
-    named = secret_values(settings, secrets, environment, driver_options)
-    redactor = Redactor(value for _, value in named)
+
+    named_secrets = secret_values(settings, secrets, environment, driver_options)
+    redactor = Redactor(secret.value for secret in named_secrets)
     authorizer = Authorizer(settings.policy, hooks)
     return Bootstrap(
         settings=settings,
         secrets=secrets,
         redactor=redactor,
-        unmasked=unmasked(named),
+        unmasked=unmasked(named_secrets),
         upstream_tls=upstream_tls,
         bus=BusOptions(settings.nats, NAME, on_login=redactor.add),
         pool=PoolOptions(settings.protocol.version, settings.postgres),
         durable=durable_options(settings),
         authorizer=authorizer,
         health=Health(redact=redactor.with_label("health").text),
-        quotas=quotas and replace(quotas, on_login=redactor.add),
+        quotas=None if quotas is None else replace(quotas, on_login=redactor.add),
     )
 
 
 def _quotas(settings: Settings, problems: list[str]) -> BusOptions | None:
-    """Add mistakes in the files of the quotas' NATS to `problems`; return the connection, None without one."""
+    """Return the connection to the quotas' NATS, None if there is none; add mistakes in its files to `problems`."""
     options = settings.quotas.nats
     if options is None:
         return None
@@ -116,9 +123,9 @@ def _quotas(settings: Settings, problems: list[str]) -> BusOptions | None:
 
 
 class Upstream:
-    """Upstream components, and the worker processes.
+    """What sends requests to Jina (`backend`), and runs costly work in worker processes (`isolation`).
 
-    With None for `permits` or `budgets` nothing is limited, without `isolation` all runs in this process.
+    With None for `permits` (rate limits) or `budgets` nothing is limited. Without `isolation` all runs in this process.
     """
 
     def __init__(
@@ -153,27 +160,34 @@ def build_runner(bootstrap: Bootstrap, upstream: Upstream, artifacts: Artifacts,
 
 
 def derived_key(key: bytes, namespace: str) -> bytes:
-    """Return the session key of a namespace, such as that of a version: two may share a NATS, but no session."""
-    return hmac.digest(key, namespace.encode(), hashlib.sha256) if namespace else key
+    """Return the session key of a namespace, such as that of a protocol version; an empty one has the `key` itself.
+
+    Kernels of two versions may share a NATS, and so its key, but their agents must share no session.
+    """
+    if not namespace:
+        return key
+    return hmac.digest(key, namespace.encode(), hashlib.sha256)
 
 
 def _hooks(names: Sequence[str], problems: list[str]) -> dict[str, Hook]:
-    # Reading entry points takes a while; skip it without hooks.
-    offered = {point.name: point for point in entry_points(group=HOOKS_GROUP)} if names else {}
+    """Load the hooks of the policy, functions of installed packages that may refuse a call."""
+    if not names:  # reading entry points takes a while
+        return {}
+    offered = {point.name: point for point in entry_points(group=HOOKS_GROUP)}
     hooks: dict[str, Hook] = {}
-    for at, name in enumerate(names):
+    for index, name in enumerate(names):
         try:
             hooks[name] = offered[name].load()
         except KeyError:
             problems.append(
-                f"policy.hooks.{at}: no installed package has this entry point in the group {HOOKS_GROUP}; "
+                f"policy.hooks.{index}: no installed package has this entry point in the group {HOOKS_GROUP}; "
                 f"available: {', '.join(offered) or 'none'}"
             )
         except Exception as error:  # noqa: BLE001 - a plug-in may raise anything while it is imported
             problems.append(f"policy.hooks: {name} cannot be loaded: {type(error).__name__}: {error}")
-    problems += [
-        f"policy.hooks: {name} is not an async callable" for name, hook in hooks.items() if not _is_async(hook)
-    ]
+    for name, hook in hooks.items():
+        if not _is_async(hook):
+            problems.append(f"policy.hooks: {name} is not an async callable")
     return hooks
 
 
@@ -181,13 +195,14 @@ def _is_async(hook: Hook) -> bool:
     return inspect.iscoroutinefunction(hook) or inspect.iscoroutinefunction(getattr(hook, "__call__", None))  # noqa: B004
 
 
-def _try_tls(make: Callable[[], ssl.SSLContext], settings: str, problems: list[str]) -> ssl.SSLContext | None:
+def _upstream_tls(ca_file: str | None, problems: list[str]) -> ssl.SSLContext | None:
+    """Return the TLS context for upstream requests."""
     try:
-        return make()
+        return tls_context(ca_file)
     except (OSError, ssl.SSLError) as error:
         why = getattr(error, "reason", None) or error.strerror or type(error).__name__
         why = why.partition(" (_ssl.c:")[0]  # a line of CPython's source
-        problems.append(f"{settings}: cannot be used: {why}; name readable PEM files")
+        problems.append(f"egress.ca_file or SSL_CERT_FILE: cannot be used: {why}; name readable PEM files")
         return None
 
 
@@ -201,6 +216,7 @@ def pool_options(settings: Settings, environment: Mapping[str, str]) -> PoolOpti
 
 
 def _driver_options(settings: Settings, environment: Mapping[str, str], problems: list[str]) -> DriverOptions | None:
+    """Return the options that the PostgreSQL driver reads by itself; None if its service file cannot be parsed."""
     try:
         driver_options = DriverOptions(settings.postgres.parsed, environment, _home())
         problems += driver_options.problems()
@@ -223,7 +239,7 @@ def tool_secrets(settings: Settings, environment: Mapping[str, str]) -> Secrets:
 
 
 def operator_envs(settings: Settings) -> OperatorEnvs:
-    """Return the operator's `envs`."""
+    """Return the operator's `envs`: which arguments of tools get their values from which variables."""
     variables = settings.tools.jina.envs_of(settings.protocol.target)
     parameters = frozenset(fold(name) for name in (*settings.secrets.env_parameters, *variables))
     return OperatorEnvs(variables, parameters)

@@ -1,4 +1,7 @@
-"""Strict parser of PostgreSQL connection strings; its errors contain no part of the input."""
+"""Strict parser of PostgreSQL connection strings (DSN); its errors contain no part of the input.
+
+Such as postgresql://user:password@host:5432/database?sslmode=require
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,9 @@ POSTGRES_SCHEMES = ("postgres", "postgresql")
 
 ESCAPE = "in names and passwords write % as %25, / as %2F, ? as %3F, # as %23, @ as %40, [ as %5B, ] as %5D"
 _FORM = "must look like postgresql://user:password@host:5432/database"
+# A character that a connection string must escape.
 _FORBIDDEN = re.compile(r"[#\s\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+# `host`, `host:5432`, `[::1]:5432`, or empty with a port.
 _HOST = re.compile(r"(?:\[(?P<v6>[^\[\]]+)\]|(?P<name>[^\[\]:]*))(?::(?P<port>[^\[\]:]*))?")
 _PASSWORDS = ("password", "sslpassword")
 
@@ -25,7 +30,8 @@ Host = tuple[str, int | None]
 class Dsn:
     """Decoded connection string; a part that it leaves to the environment is None or empty.
 
-    `shown` is masked; `credentials` are all passwords, as written and decoded.
+    `query` has the options behind the question mark. `shown` is masked. `credentials` are all passwords, each as it is
+    written and decoded, so that both forms can be masked in messages.
     """
 
     shown: str
@@ -39,8 +45,11 @@ class Dsn:
     @property
     def where(self) -> str:
         """Hosts, ports and database, for messages."""
-        named = [(f"[{host}]" if ":" in host else host, port or 5432) for host, port in self.hosts]
-        hosts = ", ".join(f"{host}:{port}" for host, port in named)
+        addresses = []
+        for host, port in self.hosts:
+            bracketed = f"[{host}]" if ":" in host else host  # IPv6
+            addresses.append(f"{bracketed}:{port or 5432}")
+        hosts = ", ".join(addresses)
         return f"{hosts or 'the default host'} (database {self.database or self.user or 'by default'})"
 
 
@@ -50,7 +59,7 @@ def parse_dsn(text: str) -> Dsn:
     if not separator or scheme.lower() not in POSTGRES_SCHEMES:
         raise ValueError(_FORM)
     try:
-        return _parsed(text, rest)
+        return _parsed(text, rest)  # what follows ://
     except ValueError as problem:
         raise ValueError(f"{problem}; {_FORM}, and {ESCAPE}") from None
 
@@ -60,7 +69,8 @@ def _parsed(text: str, rest: str) -> Dsn:
     netloc, _, path = address.partition("/")
     login, at, hosts = netloc.rpartition("@")
     has_stray_at = rest.count("@") > len(at)  # `at` is "@" or empty
-    if _FORBIDDEN.search(rest) or has_stray_at or "[" in login or "]" in login:
+    has_bracket_in_login = "[" in login or "]" in login
+    if _FORBIDDEN.search(rest) or has_stray_at or has_bracket_in_login:
         raise ValueError("contains a character in a place where it is not allowed")
     check_with_urllib(text, "is no URL")
     options = _options(query)
@@ -83,6 +93,7 @@ def _parsed(text: str, rest: str) -> Dsn:
 
 
 def _options(query: str) -> dict[str, str]:
+    """Parse a query; the last value of a name counts. Raises ValueError."""
     if not query:
         return {}
     try:
@@ -92,14 +103,17 @@ def _options(query: str) -> dict[str, str]:
 
 
 def _hosts_of(options: Mapping[str, str]) -> tuple[Host, ...]:
+    """Return the hosts in the query's `host`, with the ports in its `port`: one for all, or one for each."""
     hosts = parse_hosts(options.get("host", ""))
-    ports = options.get("port", "").split(",")
-    if ports == [""]:
+    ports = options.get("port", "")
+    if not ports:
         return hosts
-    numbers = [checked_port(port) for port in ports]
-    if hosts and len(numbers) not in (1, len(hosts)):
+    numbers = [checked_port(port) for port in ports.split(",")]
+    if len(numbers) == 1:
+        numbers *= len(hosts)
+    elif hosts and len(numbers) != len(hosts):
         raise ValueError("port must hold one port, or one for each host")
-    return tuple((host, numbers[at % len(numbers)]) for at, (host, _) in enumerate(hosts))
+    return tuple((host, number) for (host, _), number in zip(hosts, numbers, strict=False))
 
 
 def parse_hosts(text: str, *, decode: bool = False) -> tuple[Host, ...]:
@@ -108,7 +122,7 @@ def parse_hosts(text: str, *, decode: bool = False) -> tuple[Host, ...]:
 
 
 def _host(text: str, *, decode: bool) -> Host:
-    if text.startswith("/") and not decode:
+    if text.startswith("/") and not decode:  # the folder of a socket
         return text, None
     match = _HOST.fullmatch(text)
     if not match or not text:

@@ -25,6 +25,7 @@ SHORT_NAMES: Mapping[str, tuple[str, str]] = {"PG_DSN": ("postgres", "dsn"), "NA
 DEFAULT_AUTH_ENV = "JINA_API_KEY"
 
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|HEADERS|DSN|SERVERS|PROXY|ENDPOINT", re.IGNORECASE)
+# Where a URL that cannot be parsed is divided into parts.
 _DELIMITER = re.compile(r"[:/?#@\[\]&=,;\s]+")
 _NOT_SECRET = ("", *POSTGRES_SCHEMES, *SCHEMES)
 
@@ -48,17 +49,25 @@ def temporary_variable(name: str, value: str | None) -> Iterator[None]:
 
 def likely_secrets(environment: Mapping[str, str]) -> list[str]:
     """Return likely secrets, to mask before the settings are loaded; false ones do no harm."""
-    likely = [value.strip() for name, value in environment.items() if _SECRET_NAME.search(name)]
-    return [part for value in likely for part in (_url_credentials(value) if "://" in value else [value])]
+    likely = []
+    for name, value in environment.items():
+        if _SECRET_NAME.search(name):
+            is_url = "://" in value
+            likely += _url_credentials(value.strip()) if is_url else [value.strip()]
+    return likely
 
 
 def _url_credentials(value: str) -> list[str]:
-    """Return the credentials of URLs; if it is none, all parts, as the error of a library may quote any of them."""
+    """Return the credentials of a connection string, or of URLs that commas separate.
+
+    If the value is neither, return all its parts, as the error of a library may quote any of them.
+    """
     try:
         return list(parse_dsn(value).credentials)
     except ValueError:
         pass
     try:
-        return [part for url in value.split(",") for part in parse_url(url.strip(), SCHEMES).credentials]
+        urls = [parse_url(url.strip(), SCHEMES) for url in value.split(",")]
     except ValueError:
         return [value, *(part for part in _DELIMITER.split(value) if part.lower() not in _NOT_SECRET)]
+    return [credential for url in urls for credential in url.credentials]

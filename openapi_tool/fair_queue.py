@@ -59,8 +59,8 @@ class Turns(BaseModel):
         self.time = max(self.time, start)
         self.ends[project] = start + cost
         if len(self.ends) > _MAX_ENDS:
-            ahead = ((end, name) for name, end in self.ends.items() if end > self._earliest)
-            self.ends = {name: end for end, name in nlargest(_MAX_ENDS // 2, ahead)}
+            still_needed = ((end, name) for name, end in self.ends.items() if end > self._earliest)
+            self.ends = {name: end for end, name in nlargest(_MAX_ENDS // 2, still_needed)}
 
     def charge(self, project: str, cost: float) -> None:
         """Add to the cost of a request that was served; a negative cost is given back, as far as the credit goes."""
@@ -119,7 +119,7 @@ class FairQueue(Generic[Item]):
         self._length += 1
 
     def put_back(self, project: str, agent: str, item: Item) -> None:
-        """Enqueue an item that was popped again, as the next of its project."""
+        """Return an item that was popped to the queue; it is the next of its project."""
         agents = self._projects.setdefault(project, OrderedDict())
         agents.setdefault(agent, deque()).appendleft(item)
         agents.move_to_end(agent, last=False)
@@ -131,13 +131,13 @@ class FairQueue(Generic[Item]):
 
     def of(self, project: str) -> Iterator[Item]:
         """Return the items of a project in the order in which they would be popped: one of each agent, then again."""
-        agents = deque(iter(waiting) for waiting in self._projects.get(project, {}).values())
-        while agents:
-            items = agents.popleft()
+        of_agents = deque(iter(waiting) for waiting in self._projects.get(project, {}).values())
+        while of_agents:
+            items = of_agents.popleft()
             item = next(items, None)
             if item is not None:  # else this agent has no more
                 yield item
-                agents.append(items)
+                of_agents.append(items)
 
     def next(
         self, may: Callable[[str], bool] = lambda _: True, rank: Callable[[str], float] = lambda _: 0.0

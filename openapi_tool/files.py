@@ -17,7 +17,7 @@ MAX_CERTIFICATES_BYTES = 16 * 2**20
 
 def check_regular_file(path: str | Path, max_bytes: int) -> None:
     """Check a file that a library opens by itself. Raises OSError for a larger one, or anything but a regular file."""
-    _check(Path(path).stat(), max_bytes)
+    _check_status(Path(path).stat(), max_bytes)
 
 
 def read_regular_file(path: str | Path, max_bytes: int) -> bytes:
@@ -25,7 +25,7 @@ def read_regular_file(path: str | Path, max_bytes: int) -> bytes:
     check_regular_file(path, max_bytes)  # first, as opening a device may have effects
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # it may be another file now
     with os.fdopen(descriptor, "rb") as file:
-        _check(os.fstat(descriptor), max_bytes)
+        _check_status(os.fstat(descriptor), max_bytes)
         content = file.read(max_bytes + 1)  # it may grow meanwhile
     if content is None:  # such as /proc/kmsg, which claims to be a regular file, and waits for more
         raise OSError(errno.EINVAL, "not a regular file")
@@ -34,7 +34,7 @@ def read_regular_file(path: str | Path, max_bytes: int) -> bytes:
     return content
 
 
-def _check(status: os.stat_result, max_bytes: int) -> None:
+def _check_status(status: os.stat_result, max_bytes: int) -> None:
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if not stat.S_ISREG(status.st_mode):

@@ -5,18 +5,23 @@ from __future__ import annotations
 import re
 from ipaddress import ip_address
 
-_INTERNAL = (".localhost", ".local", ".internal", ".svc")
-_HOST = re.compile(r"(?:\[([0-9a-f:.]+(?:%[\w.~%-]+)?)\]|([\w-][\w.-]*))(?::([0-9]{0,5}))?", re.IGNORECASE | re.ASCII)
-"""An IPv6 address in brackets, which may have a zone, or a name or IPv4 address; then perhaps a port."""
+_INTERNAL = (".localhost", ".local", ".internal", ".svc")  # nobody can register a name with these suffixes
+_HOST = re.compile(
+    r"(?:\[(?P<v6>[0-9a-f:.]+(?:%[\w.~%-]+)?)\]|(?P<name>[\w-][\w.-]*))(?::(?P<port>[0-9]{0,5}))?",
+    re.IGNORECASE | re.ASCII,
+)
+"""An IPv6 address in brackets, which may have a zone, or a name or IPv4 address; then perhaps a port.
+
+`[fe80::1%eth0]:8080`, `example.org`, `10.0.0.1:80`."""
 _MAX_PORT = 65_535
 
 
 def host_of_header(header: str) -> str | None:
     """Return the name in a Host header in lower case, without the port; None if the header is malformed."""
-    found = _HOST.fullmatch(header)
-    if found is None or int(found[3] or 0) > _MAX_PORT:
+    match = _HOST.fullmatch(header)
+    if match is None or int(match["port"] or 0) > _MAX_PORT:
         return None
-    return (found[1] or found[2]).lower()
+    return (match["v6"] or match["name"]).lower()
 
 
 def is_internal(host: str | None) -> bool:

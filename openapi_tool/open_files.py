@@ -27,8 +27,10 @@ def is_out_of_files(error: BaseException | None) -> bool:
     seen: list[BaseException] = []
     while error is not None and error not in seen:
         seen.append(error)
-        # The text of several failed addresses has no errno. It begins as that of ENFILE, the limit of the system.
-        if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE) or os.strerror(errno.EMFILE) in str(error):
+        if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):  # limits of the process, and of the system
+            return True
+        # asyncio joins the errors of several addresses in one text, without an errno.
+        if os.strerror(errno.EMFILE) in str(error):
             return True
         if isinstance(error, socket.gaierror) and not _can_open_file():  # the resolver does not tell
             return True
@@ -45,7 +47,7 @@ def _can_open_file() -> bool:
 
 
 async def with_free_file(attempt: Callable[[], Awaitable[T]]) -> T:
-    """Return the result of `attempt`, repeated while no file can be opened. The caller limits the time."""
+    """Return the result of `attempt`, repeated while no file can be opened; the caller limits the time."""
     while True:
         try:
             return await attempt()

@@ -1,7 +1,8 @@
 """pytest fixtures for tests of your own tool definitions (`openapi_tool.testing`); needs the extra [testing].
 
-pytest loads this module wherever the package is installed. So without the extra there are no fixtures, whose names may
-be those of another project, and fixtures import what they need, so that other suites start as fast as before.
+pytest loads this module in every project in whose environment the package is installed. Such a project may have
+fixtures of the same names, so there are none without the extra. And fixtures import what they need only when they are
+used, so that pytest starts as fast as before.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class _Fixtures:
     @pytest.fixture
     def jina(self) -> respx.Router:
         """Router in place of s.jina.ai and r.jina.ai."""
-        import respx  # noqa: PLC0415 - see the docstring of the module
+        import respx  # noqa: PLC0415 - only where the fixture is used
 
         return respx.Router(assert_all_called=False)
 
@@ -50,9 +51,9 @@ class _Fixtures:
         openapi_tool_environment: Mapping[str, str],
     ) -> Iterator[Callable[..., ToolResult]]:
         """Call a tool; takes what `InProcessExecutor.run_tool` takes. All calls of a test share one executor."""
-        import asyncio  # noqa: PLC0415 - see the docstring of the module
+        import asyncio  # noqa: PLC0415 - only where the fixture is used
 
-        from openapi_tool.testing import InProcessExecutor  # noqa: PLC0415 - see the docstring of the module
+        from openapi_tool.testing import InProcessExecutor  # noqa: PLC0415 - the same
 
         executor = InProcessExecutor(jina, settings=openapi_tool_settings, environment=openapi_tool_environment)
         with asyncio.Runner() as runner:

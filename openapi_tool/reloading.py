@@ -1,4 +1,4 @@
-"""Reload of policy, keys and limits by a running process, and the watch of files."""
+"""Reload of the settings by a running process, at SIGHUP or when a watched file has changed."""
 
 from __future__ import annotations
 
@@ -21,15 +21,19 @@ from openapi_tool.tools.secret_variables import FILE_SUFFIX, Secrets
 
 log = logging.getLogger(__name__)
 
-POLL_S = 2.0
+POLL_S = 2.0  # between two looks at the watched files
 
 
 @dataclass(slots=True)
 class Reloader:
-    """Reads the settings again; policy, keys and limits but for pools take effect, other sections need a restart.
+    """Reads the settings again. Policy, keys and limits (but not their pools) take effect; the rest needs a restart.
 
-    Invalid settings change nothing, and neither does a file that has become empty: it is being written, or its disk is
+    Invalid settings change nothing. Neither does a file that has become empty: it is being written, or its disk is
     full, and it would lift every denial of the policy.
+
+    - `bootstrap`: what the process has started with; `read` reads the settings from all sources.
+    - `runners`: engines that get the new policy and keys.
+    - `use_keys`, `use_limits`: called with the new keys and limits.
     """
 
     bootstrap: Bootstrap
@@ -38,7 +42,7 @@ class Reloader:
     runners: list[ToolRunner] = field(default_factory=list)
     use_keys: Callable[[Secrets], None] = lambda _: None
     use_limits: Callable[[LimitOptions], None] = lambda _: None
-    _latest: Bootstrap | None = None
+    _latest: Bootstrap | None = None  # of the last reload
     _had_content: bool = field(init=False)
     _watcher: FileWatcher = field(init=False)
 
@@ -58,14 +62,14 @@ class Reloader:
         return (self._latest or self.bootstrap).settings.policy
 
     async def run(self, requested: asyncio.Event) -> None:
-        """Reload whenever `requested` is set or a file changed."""
+        """Reload whenever `requested` is set or a file has changed."""
 
-        async def look() -> None:
+        async def request_if_changed() -> None:
             if await asyncio.to_thread(self._watcher.changed):
                 requested.set()
 
         async with asyncio.TaskGroup() as group:
-            group.create_task(repeat(look, POLL_S, "the watch of the settings"), name="files")
+            group.create_task(repeat(request_if_changed, POLL_S, "the watch of the settings"), name="files")
             while True:
                 await requested.wait()
                 requested.clear()
@@ -73,10 +77,10 @@ class Reloader:
 
     @property
     def files(self) -> list[Path]:
-        """Return the watched files."""
-        keys = (f"{variable}{FILE_SUFFIX}" for variable in sorted(self.bootstrap.secrets.allowed))
-        named = (self.environment.get(variable) for variable in (CONFIG_VARIABLE, *keys))
-        return [Path(name) for name in named if name]
+        """Return the watched files: the settings file, and those of keys (in `JINA_API_KEY_FILE`, for example)."""
+        of_keys = [f"{variable}{FILE_SUFFIX}" for variable in sorted(self.bootstrap.secrets.allowed)]
+        names = [self.environment.get(variable) for variable in (CONFIG_VARIABLE, *of_keys)]
+        return [Path(name) for name in names if name]
 
     async def reload(self) -> None:
         """Reload once; no error ends the process, or the task that reloads."""
@@ -105,21 +109,26 @@ class Reloader:
         self.use_limits(fresh.settings.limits)
         for runner in self.runners:
             runner.reload(fresh.authorizer, fresh.secrets)
-        before, after = self.bootstrap.settings, fresh.settings
-        names = set(Settings.model_fields) - {"policy", "limits"}
-        need_restart = [name for name in names if getattr(before, name) != getattr(after, name)]
-        if before.limits.pools != after.limits.pools:
-            need_restart.append("limits.pools")
         RECENT_WARNINGS.solve("reload.failed")
+        need_restart = _need_restart(self.bootstrap.settings, fresh.settings)
         log.info(
             "reloaded policy, keys and limits",
-            extra={"action": "reload.done", "missing": fresh.secrets.missing(), "need_restart": sorted(need_restart)},
+            extra={"action": "reload.done", "missing": fresh.secrets.missing(), "need_restart": need_restart},
         )
 
     def _config_bytes(self) -> int:
         name = self.environment.get(CONFIG_VARIABLE)
         state = _state(Path(name)) if name else None
         return 0 if state is None else state.size
+
+
+def _need_restart(before: Settings, after: Settings) -> list[str]:
+    """Return the sections that have changed and that a reload does not use."""
+    sections = set(Settings.model_fields) - {"policy", "limits"}
+    changed = [section for section in sections if getattr(before, section) != getattr(after, section)]
+    if before.limits.pools != after.limits.pools:
+        changed.append("limits.pools")
+    return sorted(changed)
 
 
 def _emptied() -> SettingsError:
@@ -137,7 +146,8 @@ class FileWatcher:
 
     def __init__(self, files: Iterable[Path]) -> None:
         self._files = files
-        self._reported = self._before = self._states()
+        self._reported = self._states()  # when `changed` was true the last time
+        self._before = self._reported  # at the last call of `changed`
 
     def changed(self) -> bool:
         """Return whether a file changed and is stable again: a writer may need several steps."""

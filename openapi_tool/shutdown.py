@@ -1,8 +1,8 @@
 """The end of `serve`: requested by a signal or a failure, with one deadline for all its steps.
 
-`executor.drain_timeout_s` is the time from the first signal to the end of the process, whatever blocks. Its last part
-(`ExecutorOptions.hand_back_s`: 3 s, or half of a shorter time) is left for the end; each third has a purpose, the first
-is `commit_grace_s`:
+The setting `executor.drain_timeout_s` is the time from the first signal to the end of the process, whatever blocks. Its
+last part (`ExecutorOptions.hand_back_s`: 3 s, or half of a shorter time) is for what follows the calls. Each third of
+that part has a purpose; the first one is `commit_grace_s`:
 
     first signal                                                                                     end of the process
     | running calls may finish | commits may finish | results are parked,  | spans and metrics are exported, |
@@ -34,15 +34,15 @@ T = TypeVar("T")
 _LAST_LINES_S = 1.0  # for a reader of the log that is slow or blocked
 
 
-def end_process(code: int, last: Callable[[], None] = lambda: None) -> NoReturn:
-    """Run `last`, flush the log, both for at most a second, and end the process at once.
+def end_process(code: int, log_last: Callable[[], None] = lambda: None) -> NoReturn:
+    """Call `log_last`, flush the log, both for at most a second, and end the process at once.
 
     A normal end would wait for the threads that resolve names, which neither asyncio nor uvloop can cancel: minutes, if
     the resolver does not answer.
     """
 
     def write() -> None:
-        last()
+        log_last()
         logging.shutdown()
 
     with suppress(RuntimeError):  # no more threads
@@ -59,13 +59,13 @@ class Shutdown:
         self._options = options
         self._running = running
         self._requested = asyncio.Event()
+        self._begun = threading.Event()  # the same for the thread
         self._signalled = False
-        self._begun = threading.Event()
-        self._code = 0
-        self._ends_at = float("inf")
-        self._steps: dict[str, float] = {}
+        self._code = 0  # with which the process ends if it is cut off
+        self._ends_at = float("inf")  # on the monotonic clock
+        self._steps: dict[str, float] = {}  # unfinished ones, with the times at which they began
         # A thread, as a computation may block the loop; started now, as no thread may be left when the end begins.
-        threading.Thread(target=self._watch, name="end of the drain", daemon=True).start()
+        threading.Thread(target=self._cut_off_in_time, name="end of the drain", daemon=True).start()
 
     def handle_signals(self, reload: asyncio.Event) -> None:
         """Begin at the first SIGTERM, SIGINT or SIGQUIT, end the process at the second; set `reload` at SIGHUP.
@@ -100,19 +100,18 @@ class Shutdown:
         self._begun.set()
         log.info("stopping", extra={"action": "service.stopping", "signal": number, "within_s": within_s})
 
-    def _watch(self) -> None:
+    def _cut_off_in_time(self) -> None:
+        """Wait until the time is over, and end the process (in the thread)."""
         self._begun.wait()
         time.sleep(self.left_s)
-        self._cut_off(self._code)
 
-    def _cut_off(self, code: int) -> None:
         def warn() -> None:
             log.warning(
                 "the time for the end is over; cutting off unfinished steps",
                 extra={"action": "service.cut_off", "steps": list(self._steps), "running": self._running()},
             )
 
-        end_process(code, warn)
+        end_process(self._code, warn)
 
     @property
     def left_s(self) -> float:
@@ -127,7 +126,8 @@ class Shutdown:
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
         """Log the end of a step with its duration; if the process is cut off before, its last line names the step."""
-        self._steps[name] = began = time.monotonic()
+        began = time.monotonic()
+        self._steps[name] = began
         try:
             yield
         finally:

@@ -53,6 +53,7 @@ PROJECT, AGENT = "proj_test", "agent_test"
 KEY = "key-of-the-test"
 """Value of JINA_API_KEY unless `environment` has another."""
 
+# Ids of a call, as the kernel would send them.
 _IDS: Mapping[str, str | None] = {
     "channel_id": "public",
     "agent_turn_id": "turn_test",
@@ -122,14 +123,17 @@ class ToolResult:
 
     @property
     def _metadata(self) -> Mapping[str, Any]:
-        # With `result_format: object` usage and next_cursor are in the result of a success.
-        fields = self.fields
-        metadata = fields.result if isinstance(fields.result, dict) and "usage" in fields.result else fields.tool_output
-        return cast("Mapping[str, Any]", metadata)
+        """Where `usage` and `next_cursor` are."""
+        result = self.fields.result
+        if isinstance(result, dict) and "usage" in result:  # a success with `result_format: object`
+            return result
+        return cast("Mapping[str, Any]", self.fields.tool_output)
 
 
 @dataclass(slots=True)
 class _Traffic:
+    """What a call has sent and waited for."""
+
     requests: list[httpx.Request] = field(default_factory=list)
     waits_s: list[float] = field(default_factory=list)
     unanswered: UnansweredRequest | None = None
@@ -173,9 +177,7 @@ class InProcessExecutor:
         Raises InvalidDefinition, UnansweredRequest.
         """
         parsed = self._parsed(definition)
-        named: dict[str, Any] = {**_IDS, "project_id": project, "agent_id": agent, **(ids or {})}
-        named["turn_epoch"] = int(named["turn_epoch"] or 0)
-        identity = CallIdentity(**named)
+        identity = _identity({**_IDS, "project_id": project, "agent_id": agent, **(ids or {})})
         limits = TimeLimits(self._settings.executor, self._settings.tools)
         deadline = limits.deadline(0, parsed.suspend_timeout_s, parsed.timeout_s)
         traffic = _Traffic()
@@ -199,16 +201,22 @@ class InProcessExecutor:
             return definition
         source = _read(definition)
         problems = source_problems(source, lint_limits(self._settings), self._settings.url_policy)
-        if errors := [problem for problem in problems if not problem.warning]:
-            file = "definition" if isinstance(definition, Mapping) else definition
-            lines = []
-            for error in errors:
-                line, column = source.position(error.path)
-                lines.append(f"{file}:{line}:{column}: error: {error.where}: {error.message}")
+        file = "definition" if isinstance(definition, Mapping) else definition
+        lines = []
+        for problem in problems:
+            if not problem.warning:
+                line, column = source.position(problem.path)
+                lines.append(f"{file}:{line}:{column}: error: {problem.where}: {problem.message}")
+        if lines:
             raise InvalidDefinition("\n".join(lines))
         document = cast("Mapping[str, Any]", source.document)
         built_in = parse_definition(stored_record(document)).built_in
         return parse_definition(stored_record(complete(document, built_in)))
+
+
+def _identity(ids: Mapping[str, str | None]) -> CallIdentity:
+    values: dict[str, Any] = {**ids, "turn_epoch": int(ids["turn_epoch"] or 0)}
+    return CallIdentity(**values)
 
 
 def recorded(name: str, site: str = "") -> httpx.Response:
@@ -255,6 +263,8 @@ def _read(definition: str | Path | Mapping[str, Any]) -> Source:
 
 
 class _IsolatedSettings(Settings):
+    """Settings that no variable and no file of this machine can change."""
+
     @classmethod
     def settings_customise_sources(
         cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: Any, **__: Any
@@ -265,21 +275,23 @@ class _IsolatedSettings(Settings):
 
 
 class _RouterTransport(httpx.AsyncBaseTransport):
+    """Answers requests from the routes of the test, else from the recordings."""
+
     def __init__(self, router: respx.Router) -> None:
         self._router = router
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        if (tell_connected := request.extensions.get(ON_CONNECTED)) is not None:
+        tell_connected = request.extensions.get(ON_CONNECTED)  # what the executor wants to hear of a connection
+        if tell_connected is not None:
             tell_connected()
         traffic = _traffic.get()
         traffic.requests.append(request)
-        with suppress(AllMockedAssertionError):
+        with suppress(AllMockedAssertionError):  # no route
             return await self._router.async_handler(request)
-        url, method, headers = request.url, request.method, dict(request.headers)
-        with suppress(UnknownRequest):
-            content = parse_request(url.host, method, url.raw_path.decode("ascii"), headers, request.content)
-            if recording := recording_of(content):
-                return _response(recording)
+        recorded_answer = _recorded_answer(request)
+        if recorded_answer is not None:
+            return recorded_answer
+        url, method = request.url, request.method
         traffic.unanswered = UnansweredRequest(
             f"nothing answers {method} {url} {request.content.decode()}; add a route, such as "
             f'jina.{method.lower()}("{url.copy_with(raw_path=b"/")}").mock(recorded("NAME"))'
@@ -287,11 +299,24 @@ class _RouterTransport(httpx.AsyncBaseTransport):
         return httpx.Response(_NOT_RETRIED)  # an exception here would be logged as a defect of the executor
 
 
+def _recorded_answer(request: httpx.Request) -> httpx.Response | None:
+    url, headers = request.url, dict(request.headers)
+    try:
+        content = parse_request(url.host, request.method, url.raw_path.decode("ascii"), headers, request.content)
+    except UnknownRequest:
+        return None
+    recording = recording_of(content)
+    return _response(recording) if recording else None
+
+
 async def _record_wait(seconds: float) -> None:
+    """Record a wait between attempts instead of waiting."""
     _traffic.get().waits_s.append(seconds)
 
 
 class _MemoryArtifacts:
+    """Whole texts of truncated results, by project, agent and card id."""
+
     def __init__(self) -> None:
         self._stored: dict[tuple[str, str, str], Artifact] = {}
 

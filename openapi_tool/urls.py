@@ -9,6 +9,7 @@ from ipaddress import IPv6Address
 from urllib.parse import unquote, urlsplit
 
 _NOT_PRINTED = r"\s\x00-\x1f\x7f-\x9f\ud800-\udfff"
+# scheme://user:password@host:port/path?query, of which only scheme and host are required.
 _URL = re.compile(
     r"(?P<scheme>[a-z]+)://"
     rf"(?:(?P<user>[^{_NOT_PRINTED}/?#@:\[\]]*)(?::(?P<password>[^{_NOT_PRINTED}/?#@\[\]]*))?@)?"
@@ -36,7 +37,7 @@ class ServerUrl:
 
     @property
     def credentials(self) -> tuple[str, ...]:
-        """The password, as written and decoded; without one the user name, which then is a token."""
+        """The password, as written and decoded; without a password the user name, which then is a token of NATS."""
         secret = self.password or self.user
         return (secret, unquote(secret)) if secret else ()
 
@@ -75,7 +76,8 @@ def parse_url(text: str, schemes: Collection[str]) -> ServerUrl:
 
 def checked_port(text: str) -> int:
     """Return the port number. Raises ValueError."""
-    port = int(text) if text.isascii() and text.isdigit() and len(text) <= len(str(MAX_PORT)) else 0
+    is_short_number = text.isascii() and text.isdigit() and len(text) <= len(str(MAX_PORT))
+    port = int(text) if is_short_number else 0
     if not 0 < port <= MAX_PORT:
         raise ValueError(f"a port is no number from 1 to {MAX_PORT}")
     return port

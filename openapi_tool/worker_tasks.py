@@ -21,8 +21,9 @@ from openapi_tool.tools.stored_search import SEARCH_TEXT, run_search_task
 
 def _check_arguments(task: Payload) -> bytes:
     """Check arguments against a definition's schema; `misconfigured` is the answer if the schema is unusable."""
+    check = ArgumentCheck.of_text(task.blobs[0])
     try:
-        return pack({}, [check_arguments(ArgumentCheck.of_text(task.blobs[0])).as_text()])
+        return pack({}, [check_arguments(check).as_text()])
     except ToolMisconfigured as unusable:
         return pack({"misconfigured": unusable.message})
 

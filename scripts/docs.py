@@ -27,15 +27,8 @@ from openapi_tool.jina.url_policy import INTERNAL_SUFFIXES
 from openapi_tool.protocol.errors import ToolError
 from openapi_tool.settings import PREFIX, SHORT_NAMES, Settings
 from openapi_tool.settings.sections import fields_of
-from openapi_tool.telemetry.logs import (
-    FLUSH_S,
-    MAX_LINES,
-    MAX_QUEUED_BYTES,
-    MESSAGE_CHARS,
-    PAUSE_S,
-    UNLIMITED,
-    WINDOW_S,
-)
+from openapi_tool.telemetry.log_writer import FLUSH_S, MAX_QUEUED_BYTES, PAUSE_S
+from openapi_tool.telemetry.logs import MAX_LINES, MESSAGE_CHARS, UNLIMITED, WINDOW_S
 from openapi_tool.telemetry.metrics import ALL, Described
 from openapi_tool.tools.catalogue import CATALOGUE, BuiltInTool
 from openapi_tool.tools.declaration import Args, Definition, Options, Upstream, json_schema

@@ -29,8 +29,8 @@ from openapi_tool.nats_client.options import BusOptions, NatsOptions
 from openapi_tool.options.postgres import PoolOptions, PostgresOptions
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.settings import load_settings
-from openapi_tool.settings.loading import empty_servers
 from openapi_tool.settings.model import with_values
+from openapi_tool.settings.variables import empty_servers
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.secret_variables import Secret
 

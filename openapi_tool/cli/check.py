@@ -32,8 +32,8 @@ from openapi_tool.nats_client.server_clock import ServerClock
 from openapi_tool.protocol.errors import ToolError, Unavailable
 from openapi_tool.service.process_parts import upstream_transport
 from openapi_tool.settings import SettingsError, load_settings
-from openapi_tool.settings.loading import ignored_variables
 from openapi_tool.settings.sources import settings_file
+from openapi_tool.settings.variables import ignored_variables
 from openapi_tool.telemetry.health import QUOTAS
 from openapi_tool.tools.operations import OPERATIONS
 from openapi_tool.tools.registry import RegistryError

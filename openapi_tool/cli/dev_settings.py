@@ -15,8 +15,8 @@ from openapi_tool.local.dev import KEY_NAMES
 from openapi_tool.local.recordings import RECORDED_HOSTS
 from openapi_tool.protocol.dialect import DEFAULT_VERSION, ProtocolVersion
 from openapi_tool.settings import PREFIX, given_values, load_settings
-from openapi_tool.settings.loading import ignored_variables
 from openapi_tool.settings.sources import kernel_remarks
+from openapi_tool.settings.variables import ignored_variables
 from openapi_tool.tools.secret_variables import FILE_SUFFIX
 
 _CA = "SSL_CERT_FILE"  # variable of OpenSSL: the certificates that TLS connections trust

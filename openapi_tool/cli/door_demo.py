@@ -24,7 +24,7 @@ from openapi_tool.cli.options import DoorChoice, UpstreamChoice
 from openapi_tool.cli.output import INTERRUPTED, fail
 from openapi_tool.cli.tables import cell
 from openapi_tool.environment import DEFAULT_AUTH_ENV
-from openapi_tool.telemetry.logs import printable_lines
+from openapi_tool.telemetry.printable import printable_lines
 
 _DOUBLE_NOTE = (
     "The upstream is a double on loopback that answers with recorded real responses. For the real one: "

@@ -32,7 +32,7 @@ from openapi_tool.kernel.postgres.privileges import INSPECT, USAGE, grant_statem
 from openapi_tool.nats_client.users import NatsUser
 from openapi_tool.protocol.subjects import command_stream
 from openapi_tool.settings import Settings, SettingsError, load_settings
-from openapi_tool.telemetry.logs import printable_lines
+from openapi_tool.telemetry.printable import printable_lines
 
 _STREAM = re.compile(r"[^\s.*>/\\\x00-\x20\x7f]+")  # the names of streams that NATS accepts
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from io import BufferedWriter, FileIO, TextIOWrapper
 from typing import Any
 
-from openapi_tool.telemetry.logs import wait_until_writable
+from openapi_tool.telemetry.log_writer import wait_until_writable
 
 OUTPUT_CLOSED = 141
 """Exit code for a closed pipe: 128 plus the number of SIGPIPE, as in shells."""

@@ -19,7 +19,7 @@ from openapi_tool.cli.output import USAGE, fail, print_json, print_line, print_s
 from openapi_tool.cli.registry import FAILED, Registry, confirmed, run_with
 from openapi_tool.cli.tables import Rows, output
 from openapi_tool.protocol.subjects import subject_in_version
-from openapi_tool.telemetry.logs import printable_line
+from openapi_tool.telemetry.printable import printable_line
 from openapi_tool.tools.registry import COLUMNS, RegistryError, RegistryUnreachable
 from openapi_tool.tools.stored_rows import as_yaml
 from openapi_tool.tools.wording import counted

@@ -1,4 +1,4 @@
-"""Tasks that serve many calls."""
+"""Tasks of asyncio that belong to no single call, such as one that watches a file."""
 
 from __future__ import annotations
 
@@ -14,24 +14,29 @@ log = logging.getLogger(__name__)
 
 
 def in_background(work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-    """Start a task that serves many calls; in its caller's context it would log that call's ids for other projects."""
+    """Start a task that belongs to no single call.
+
+    It gets an empty context. In that of the call that happens to start it, its log lines would have the ids of that
+    call.
+    """
     return asyncio.create_task(work, name=name, context=Context())
 
 
 async def repeat(step: Callable[[], Awaitable[object]], every_s: float, name: str) -> None:
-    """Run `step` until cancelled, `every_s` seconds after its last end.
+    """Run `step` again and again until cancelled, with pauses of `every_s` seconds.
 
-    A defect does not end it, or what it is for would silently happen no more. It is logged once, until a step succeeds.
+    After an exception, which is a defect, it goes on: otherwise nobody would notice that the steps have stopped. The
+    exception is logged; further ones are not, until a step succeeds.
     """
-    failed = False
+    failed_before = False
     while True:
         try:
             await step()
-            failed = False
+            failed_before = False
         except Exception:
-            if not failed:
+            if not failed_before:
                 log.exception(
                     "internal error in %s; trying again", name, extra={"action": "background.failed", "task": name}
                 )
-            failed = True
+            failed_before = True
         await asyncio.sleep(every_s)

@@ -1,4 +1,8 @@
-"""What a cancellation may interrupt, and what not."""
+"""What a cancellation of a task may interrupt, and what not.
+
+A call is cancelled if the process stops or the time of the call is over. Work that must not be left half done, such as
+a commit with its doorbell, is `shielded`.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +17,26 @@ T = TypeVar("T")
 async def shielded(work: Coroutine[Any, Any, T], grace_s: float) -> T:
     """Run `work` in its own task; return its result or raise its exception, however often the caller is cancelled.
 
-    With `asyncio.shield` alone a cancelled caller would hand back a command that the work still acknowledges. Here the
-    caller's next await raises the cancellation. Work that still runs `grace_s` seconds later is cancelled, which raises
-    CancelledError.
+    If the caller is cancelled, it still waits for the work, and its next `await` raises the cancellation. With
+    `asyncio.shield` alone it would go on at once, and hand back a command that the work still acknowledges.
+
+    Work that still runs `grace_s` seconds after the cancellation is cancelled, too, which raises CancelledError.
     """
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        await _end(task, grace_s)
-    if not task.cancelled() and (caller := asyncio.current_task()):
-        caller.cancel()
+        await _wait_for_end(task, grace_s)
+    caller = asyncio.current_task()
+    if caller is not None and not task.cancelled():
+        caller.cancel()  # takes effect at its next `await`
     return task.result()
 
 
-async def _end(task: asyncio.Task[Any], grace_s: float) -> None:
+async def _wait_for_end(task: asyncio.Task[Any], grace_s: float) -> None:
     """Wait until a task has ended, cancelling it after `grace_s` seconds; swallow cancellations of the caller."""
     loop = asyncio.get_running_loop()
-    give_up_at: float | None = loop.time() + grace_s
+    give_up_at: float | None = loop.time() + grace_s  # None once the task has been cancelled
     while not task.done():
         left_s = None if give_up_at is None else max(0.0, give_up_at - loop.time())
         with suppress(asyncio.CancelledError):  # of the caller: the wait goes on with what is left of the time
@@ -42,8 +48,9 @@ async def _end(task: asyncio.Task[Any], grace_s: float) -> None:
 async def interruptible(work: Coroutine[Any, Any, T]) -> T:
     """Return the result of `work`, which is cancelled with the caller.
 
-    Before Python 3.12 `asyncio.wait_for`, which nats-py and asyncpg use, drops a cancellation that arrives in the same
-    iteration as the result. In a task of its own `work` cannot drop that of the caller.
+    Call functions of nats-py and asyncpg in this way. They use `asyncio.wait_for`, which before Python 3.12 drops a
+    cancellation that arrives in the same iteration of the loop as the result. In a task of its own, `work` cannot drop
+    the cancellation of the caller.
     """
     task = asyncio.ensure_future(work)
     try:
@@ -56,8 +63,8 @@ async def interruptible(work: Coroutine[Any, Any, T]) -> T:
 def raise_if_cancelled(cause: Exception) -> None:
     """Raise CancelledError from `cause` if the current task was cancelled.
 
-    An exception group, or an exception in a `finally` block, can replace the CancelledError. It would be committed as
-    a failure of the call, although the command must be handed back.
+    An exception group, or an exception in a `finally` block, can replace the CancelledError. The call would seem to
+    have failed, and the failure would be committed as its result, although its command must be handed back.
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():

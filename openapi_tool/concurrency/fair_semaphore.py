@@ -1,4 +1,7 @@
-"""Semaphore with fair shares for projects, and for the agents of each."""
+"""Semaphore with fair shares for projects (the tenants), and for the agents of each.
+
+Searches of stored texts and tasks of worker processes hold a permit while they run.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +12,23 @@ from contextlib import asynccontextmanager
 
 from openapi_tool.fair_queue import FairQueue
 
-_RESERVED_SHARE = 1 / 8  # of the permits, which a single project cannot take, so that others need not wait
+_RESERVED_SHARE = 1 / 8  # of the permits, which no single project can take, so that others need not wait
 
 
 class FairSemaphore:
     """Semaphore whose next permit goes to the waiting project that holds the fewest; equal projects take turns.
 
-    A turn is as long as its permit cost, so that a project which rarely needs one is next, however many others wait.
-    Waiting agents of a project take turns. A project holds at most `max_per_project` permits, by default seven eighths
-    of them. A task that holds a permit must not wait for another one, or tasks may deadlock.
+    A turn is as long as its permit cost (`give`). So a project that has cost little is next, however many others wait.
+    The waiting agents of one project take turns, too. A project holds at most `max_per_project` permits, by default
+    seven eighths of them.
+
+    A task that holds a permit must not wait for another one, or tasks may deadlock.
     """
 
     def __init__(self, permits: int, max_per_project: int | None = None) -> None:
         self._free = permits
         self._max_per_project = max_per_project or permits - int(permits * _RESERVED_SHARE)
-        self._held: Counter[str] = Counter()
+        self._held: Counter[str] = Counter()  # permits by project
         self._waiting: FairQueue[asyncio.Future[None]] = FairQueue()
 
     @property
@@ -51,7 +56,7 @@ class FairSemaphore:
 
     async def take(self, project: str, agent: str = "") -> None:
         """Acquire a permit, to be released by `give`; a cancelled wait acquires none."""
-        if self._free and self._may_hold(project):
+        if self._free and self._may_hold_more(project):
             self._grant(project)
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -59,29 +64,37 @@ class FairSemaphore:
         try:
             await waiter
         except asyncio.CancelledError:
-            if waiter.done() and not waiter.cancelled():
-                self.give(project, cost=0.0)  # granted in the iteration of the cancellation
+            was_granted = waiter.done() and not waiter.cancelled()  # in the same iteration of the loop
+            if was_granted:
+                self.give(project, cost=0.0)
             else:
                 self._waiting.discard(project, agent, waiter)
             raise
 
     def give(self, project: str, cost: float = 1.0) -> None:
-        """Release a permit of a project; `cost` is what it was used for, compared with other permits."""
+        """Release a permit of a project; `cost` is how much it was used, in any unit, such as seconds."""
         self._waiting.turns.charge(project, cost)
         self._free += 1
         self._held[project] -= 1
         if not self._held[project]:
             del self._held[project]
-        while self._free and (next_project := self._waiting.next(self._may_hold, self._held.__getitem__)) is not None:
-            waiter = self._waiting.pop(next_project)
-            if not waiter.done():  # else its task was cancelled in this iteration
-                self._grant(next_project)
+        self._grant_free()
+
+    def _grant_free(self) -> None:
+        """Grant free permits to waiting tasks."""
+        while self._free:
+            project = self._waiting.next(self._may_hold_more, rank=self._held.__getitem__)
+            if project is None:
+                return
+            waiter = self._waiting.pop(project)
+            if not waiter.done():  # else its task was cancelled in this iteration of the loop
+                self._grant(project)
                 waiter.set_result(None)
 
-    def _may_hold(self, project: str) -> bool:
+    def _may_hold_more(self, project: str) -> bool:
         return self._held[project] < self._max_per_project
 
     def _grant(self, project: str) -> None:
-        self._waiting.turns.serve(project, 0.0)  # charged when it is given back
+        self._waiting.turns.serve(project, cost=0.0)  # the cost is known, and charged, when it is given back
         self._free -= 1
         self._held[project] += 1

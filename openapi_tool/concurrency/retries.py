@@ -19,19 +19,20 @@ async def retried(
 ) -> T:
     """Return the result of `attempt`, repeated after each exception of a type in `on`; raise the last one.
 
-    The first attempt runs without tenacity, which takes 60 µs of CPU, but counts as tenacity's first.
+    `wait` returns the pause after an attempt in seconds, `stop` whether to give up; they are those of tenacity. The
+    first attempt runs without tenacity, which takes 60 µs of CPU, but counts as tenacity's first.
     """
     try:
         return await attempt()
     except on as error:
-        failed = [error]
+        first_failure = [error]
 
     async def again() -> T:
-        if failed:
-            raise failed.pop()
+        if first_failure:
+            raise first_failure.pop()
         return await attempt()
 
-    # retry_if_exception_type would make a reference cycle.
+    # A function of our own: `retry_if_exception_type` would make a reference cycle.
     is_retryable = retry_if_exception(lambda error: isinstance(error, on))
     retrying = AsyncRetrying(retry=is_retryable, wait=wait, stop=stop, before_sleep=before_sleep, reraise=True)
 

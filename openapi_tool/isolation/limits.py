@@ -1,4 +1,8 @@
-"""Limits of a worker and of one task; the chart computes the pod's memory limit from the first (`helm/`)."""
+"""Limits of a worker process and of one task: memory, CPU, time and sizes.
+
+Each follows from the setting `egress.max_response_bytes`, the size of the largest response that a task reads. The Helm
+chart repeats `pod_bytes` for the memory limit of the pod.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +31,13 @@ _BODY_BYTES_PER_CPU_S = 5_000_000
 """A third of the rate at which the costliest legitimate response found is read: 10 MB in 0.6 s."""
 
 _MIN_CPU_S = 2  # of any task
-_FACTORS = {"search_text": 2}
+_CPU_FACTORS = {"search_text": 2}
 """By what the CPU time of some tasks is multiplied: a question in a stored text of 10 MB takes 2 s."""
 
 _WALL_FACTOR = 5
-"""Time of a task per CPU second, the start of a worker included: it is exceeded only if the worker gets hardly any CPU,
-or is stopped."""
+"""Longest time of a task per CPU second that it may take, the start of a worker included.
+
+Only a worker that gets hardly any CPU, or is stopped, exceeds it."""
 
 OPEN_FILES = 16
 """Open files of a worker."""
@@ -40,7 +45,7 @@ OPEN_FILES = 16
 
 def cpu_s(max_response_bytes: int, task: str = "") -> int:
     """Return the CPU seconds of one task (RLIMIT_CPU, whole seconds)."""
-    return _FACTORS.get(task, 1) * max(_MIN_CPU_S, ceil(max_response_bytes / _BODY_BYTES_PER_CPU_S))
+    return _CPU_FACTORS.get(task, 1) * max(_MIN_CPU_S, ceil(max_response_bytes / _BODY_BYTES_PER_CPU_S))
 
 
 def wall_s(max_response_bytes: int) -> float:

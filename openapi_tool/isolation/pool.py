@@ -1,4 +1,8 @@
-"""Pool of worker processes: whose task runs next, what a killed task leads to, metrics."""
+"""Pool of worker processes: whose task runs next, and what a killed task leads to.
+
+A *task* is a call of one of the functions in `worker_tasks.py`, for a project. Its *subject* is what its cost depends
+on, such as the content of a definition: if tasks of one subject are killed again and again, further ones are refused.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from cachetools import LRUCache
 
@@ -19,7 +24,7 @@ from openapi_tool.telemetry import metrics
 log = logging.getLogger(__name__)
 
 MAX_KILLS = 2
-"""Kills of a subject's tasks, after which it is refused without a try."""
+"""Kills of a subject's tasks after which further ones are refused without a try."""
 
 _MAX_SUBJECTS = 4_096  # of which killed tasks are counted
 # A task whose worker was lost is tried again: first at once, then after a pause that grows by this with each try.
@@ -35,21 +40,11 @@ class PoolBusy(Exception):
     """No answer in time; the task itself may be innocent."""
 
 
-_OUTCOMES = {TaskKilled: "killed", PoolBusy: "late", asyncio.CancelledError: "cancelled"}
+class _Subject(NamedTuple):
+    """What the cost of a project's tasks depends on; `content` is a hash, empty if kills are not counted."""
 
-
-@contextmanager
-def _measured(name: str) -> Iterator[None]:
-    began = time.monotonic()
-    outcome = "done"
-    try:
-        yield
-    except BaseException as error:  # a cancelled task counts, too
-        outcome = _OUTCOMES.get(type(error), "broken")
-        raise
-    finally:
-        metrics.ISOLATION_TASKS.labels(name, outcome).inc()
-        metrics.ISOLATION_SECONDS.labels(name).observe(time.monotonic() - began)
+    project: str
+    content: bytes
 
 
 class WorkerPool:
@@ -66,10 +61,10 @@ class WorkerPool:
         self._max_response_bytes = max_response_bytes
         self._workers = [WorkerProcess(max_response_bytes) for _ in range(size)]
         self._idle = list(self._workers)
-        self._turns = FairSemaphore(size, max(1, size - 1))
+        self._permits = FairSemaphore(size, max_per_project=max(1, size - 1))  # one for each worker
         self._closed = False
-        self._kills: LRUCache[tuple[str, bytes], int] = LRUCache(_MAX_SUBJECTS)
-        metrics.ISOLATION_WAITING.set_function(lambda: self._turns.waiting)
+        self._kills: LRUCache[_Subject, int] = LRUCache(_MAX_SUBJECTS)
+        metrics.ISOLATION_WAITING.set_function(lambda: self._permits.waiting)
 
     def start(self) -> None:
         """Start all workers in the background, so that the first task need not wait for one."""
@@ -92,62 +87,63 @@ class WorkerPool:
     ) -> Payload:
         """Run a task of `worker_tasks.TASKS` for a project and return its result.
 
-        The argument is a packed payload in one or more parts, which must not change meanwhile.
-        `subject` identifies what its cost depends on, such as a definition: if tasks of it were killed MAX_KILLS times,
-        this one is refused. Kills of tasks without a subject are not counted. Raises TaskKilled, PoolBusy after
-        `wait_s` seconds, and Broken for a defect.
+        The argument is a packed payload in one or more parts, which must not change meanwhile. `subject` is a hash of
+        what the cost depends on, such as a definition; kills of tasks without it are not counted.
+
+        Raises TaskKilled, PoolBusy after `wait_s` seconds, and Broken for a defect.
         """
         with _measured(name):
-            return await self._run(name, argument, (project, subject), time.monotonic() + wait_s)
+            return await self._run(name, argument, _Subject(project, subject), time.monotonic() + wait_s)
 
-    async def _run(self, name: str, argument: Parts, subject: tuple[str, bytes], give_up_at: float) -> Payload:
-        if sum(map(len, argument)) > task_bytes(self._max_response_bytes) or self._kills.get(subject, 0) >= MAX_KILLS:
+    async def _run(self, name: str, argument: Parts, subject: _Subject, give_up_at: float) -> Payload:
+        """Run a task when it is its project's turn."""
+        is_too_large = sum(map(len, argument)) > task_bytes(self._max_response_bytes)
+        if is_too_large or self._kills.get(subject, 0) >= MAX_KILLS:
             raise TaskKilled
-        project, _ = subject
         try:
             async with asyncio.timeout(max(0.0, give_up_at - time.monotonic())):
-                await self._turns.take(project)
+                await self._permits.take(subject.project)
         except TimeoutError:
             raise PoolBusy from None
         began = time.monotonic()
-        try:
-            return await self._on_worker(name, argument, subject, give_up_at)
-        finally:
-            self._turns.give(project, cost=time.monotonic() - began)
-
-    async def _on_worker(self, name: str, argument: Parts, subject: tuple[str, bytes], give_up_at: float) -> Payload:
         worker = self._idle.pop()  # there is one: each permit stands for a worker
-        pause_s = 0.0
         try:
-            while True:
-                left_s = give_up_at - time.monotonic()
-                try:
-                    limit_s = max(0.0, min(wall_s(self._max_response_bytes), left_s))
-                    return unpack(await worker.run(name, argument, limit_s))
-                except Lost:
-                    # The worker may have ended before this task, or as its host is short of memory. What the task reads
-                    # may be paid, so it is tried again.
-                    if self._closed or left_s <= pause_s:
-                        break
-                    await asyncio.sleep(pause_s)
-                    pause_s = min(pause_s + _LOST_PAUSE_S, _MAX_LOST_PAUSE_S)
-                except Killed:
-                    self._count_kill(name, subject)
-                    raise TaskKilled from None
-        except Stuck:
-            log.warning(
-                "a worker process did not answer in time and was killed",
-                extra={"action": "isolation.worker_stuck", "task": name, "project_id": subject[0]},
-            )
-        except ValueError as error:
-            raise Broken("the result is no payload") from error
+            return await self._run_on(worker, name, argument, subject, give_up_at)
         finally:
             self._idle.append(worker)
-        raise PoolBusy  # the worker was stuck, or lost too often
+            self._permits.give(subject.project, cost=time.monotonic() - began)
 
-    def _count_kill(self, name: str, subject: tuple[str, bytes]) -> None:
-        project, content = subject
-        if content:
+    async def _run_on(
+        self, worker: WorkerProcess, name: str, argument: Parts, subject: _Subject, give_up_at: float
+    ) -> Payload:
+        """Run a task on a worker, again if the worker was lost; translate its errors."""
+        pause_s = 0.0
+        while True:
+            left_s = give_up_at - time.monotonic()
+            limit_s = max(0.0, min(wall_s(self._max_response_bytes), left_s))
+            try:
+                return unpack(await worker.run(name, argument, limit_s))
+            except Killed:
+                self._count_kill(name, subject)
+                raise TaskKilled from None
+            except Stuck:
+                log.warning(
+                    "a worker process did not answer in time and was killed",
+                    extra={"action": "isolation.worker_stuck", "task": name, "project_id": subject.project},
+                )
+                raise PoolBusy from None
+            except Lost:
+                # The worker may have ended before this task, or because its host is short of memory. What the task
+                # reads may be a response that was paid for, so the task is tried again.
+                if self._closed or left_s <= pause_s:
+                    raise PoolBusy from None
+            except ValueError as error:
+                raise Broken("the result is no payload") from error
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s + _LOST_PAUSE_S, _MAX_LOST_PAUSE_S)
+
+    def _count_kill(self, name: str, subject: _Subject) -> None:
+        if subject.content:
             self._kills[subject] = self._kills.get(subject, 0) + 1
         log.warning(
             "a task was killed: it needed more than %s s of CPU or %s MB of memory",
@@ -156,7 +152,7 @@ class WorkerPool:
             extra={
                 "action": "isolation.task_killed",
                 "task": name,
-                "project_id": project,
+                "project_id": subject.project,
                 "kills": self._kills.get(subject, 1),
             },
         )
@@ -167,3 +163,21 @@ class WorkerPool:
         async with asyncio.TaskGroup() as group:
             for worker in self._workers:
                 group.create_task(worker.aclose())
+
+
+_OUTCOMES = {TaskKilled: "killed", PoolBusy: "late", asyncio.CancelledError: "cancelled"}
+
+
+@contextmanager
+def _measured(name: str) -> Iterator[None]:
+    """Count a task and its time in the metrics, by its outcome."""
+    began = time.monotonic()
+    outcome = "done"
+    try:
+        yield
+    except BaseException as error:  # a cancelled task counts, too
+        outcome = _OUTCOMES.get(type(error), "broken")
+        raise
+    finally:
+        metrics.ISOLATION_TASKS.labels(name, outcome).inc()
+        metrics.ISOLATION_SECONDS.labels(name).observe(time.monotonic() - began)

@@ -1,4 +1,11 @@
-"""One worker process of the pool: started, given tasks, killed, started again."""
+"""One worker process of the pool, as the service sees it: started, given tasks, killed, started again.
+
+The process runs the program `worker.py`, which forks a *child* for each task. Two kinds of sockets lead to it:
+
+- the *control socket*, one for each worker process. Over it the service passes one end of a new socket pair for each
+  task, and hears when the child of a task has ended;
+- that socket pair, over which the child reads its task and answers.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +32,8 @@ from openapi_tool.protocol.payload import Parts, is_cheap
 log = logging.getLogger(__name__)
 
 _PROGRAM = Path(__file__).with_name("worker.py")
-_TASKS = "openapi_tool.worker_tasks"
-_Given = TypeVar("_Given")
+_TASKS_MODULE = "openapi_tool.worker_tasks"  # has the functions of the tasks
+_Argument = TypeVar("_Argument")
 _Result = TypeVar("_Result")
 _BACK_OFF_S = 0.1  # before the start after one failure; doubled with each further one
 _MAX_BACK_OFF_S = 5.0  # however many starts failed in succession
@@ -48,8 +55,165 @@ class Broken(Exception):
     """The task's function raised an exception: a defect of our own code. The message is its type and place."""
 
 
+class WorkerProcess:
+    """Process that is started at the first use and again after its end; runs one task at a time."""
+
+    def __init__(self, max_response_bytes: int) -> None:
+        self._memory_bytes = memory_bytes(max_response_bytes)
+        self._answer_bytes = answer_bytes(max_response_bytes)
+        self._max_response_bytes = max_response_bytes
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._task_ended: asyncio.Future[bool] | None = None  # of the last task; its result: whether the worker lives
+        self._starting: asyncio.Task[None] | None = None  # the last start, which may be done
+        self._failures = 0  # starts that failed, or whose process ended by itself, since a task has ended well
+        self._closed = asyncio.Event()
+
+    def start(self) -> asyncio.Task[None]:
+        """Start the process in the background, unless it runs or starts; return the task that starts it."""
+        if self._starting is None:
+            self._starting = in_background(self._start(), "start a worker process")
+        return self._starting
+
+    @property
+    def pid(self) -> int | None:
+        """Return the id of the process, None while none runs."""
+        return self._process.pid if self._process is not None else None
+
+    async def run(self, name: str, argument: Parts, wall_s: float) -> bytearray:
+        """Run a task, whose argument comes in parts, and return its result once its child has ended.
+
+        After `wall_s` seconds, or if the caller is cancelled, the worker is killed. Raises Killed, Stuck, Lost, Broken.
+        """
+        # An id that cannot be guessed, so that an answer prepared for another task is refused.
+        task_id = secrets.randbits(64)
+        function = name.encode()
+        cpu_limit_s = cpu_s(self._max_response_bytes, name)
+        head = TASK.pack(task_id, cpu_limit_s, len(function), sum(map(len, argument)))
+        exchange = _Exchange((head + function, *argument), task_id, self._answer_bytes)
+        try:
+            async with asyncio.timeout(wall_s):
+                await asyncio.shield(self.start())  # a start goes on for the next task, if this one is cancelled
+                await self._send(exchange)
+                return await self._result(exchange)
+        except TimeoutError:
+            self.kill()
+            raise Stuck from None
+        except OSError as error:
+            self.kill()
+            raise Lost from error
+        except (Lost, asyncio.CancelledError):
+            self.kill()
+            raise
+        finally:
+            exchange.close()
+
+    async def _send(self, exchange: _Exchange) -> None:
+        """Pass the worker its end of a new socket pair, and send the task over ours. Raises Lost, OSError."""
+        ours, theirs = await with_free_file(_socket_pair)
+        with theirs:
+            if self._control is None:  # killed meanwhile
+                ours.close()
+                raise Lost
+            try:
+                self._task_ended = asyncio.get_running_loop().create_future()
+                socket.send_fds(self._control, [b"t"], [theirs.fileno()])  # one byte, as it cannot send nothing
+                await asyncio.get_running_loop().create_unix_connection(lambda: exchange, sock=ours)
+            except BaseException:  # also if the caller is cancelled: no transport owns the socket yet
+                ours.close()
+                raise
+
+    async def _result(self, exchange: _Exchange) -> bytearray:
+        """Return the result once the child has ended. Raises Killed, Lost, Broken."""
+        if self._task_ended is None or not await self._task_ended:
+            raise Lost
+        await exchange.done
+        return exchange.result()
+
+    def kill(self) -> None:
+        """Kill the process and its child; start another one in the background."""
+        process, control, task_ended = self._process, self._control, self._task_ended
+        self._process = self._control = self._task_ended = None
+        if task_ended is not None and not task_ended.done():
+            task_ended.set_result(False)
+        if control is not None:
+            asyncio.get_running_loop().remove_reader(control.fileno())
+            control.close()
+        if process is None:
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # it leads a group of its own, and is not reaped yet
+        self._starting = in_background(self._replace(process), "replace a worker process")
+
+    async def _replace(self, killed: subprocess.Popen[bytes]) -> None:
+        with suppress(RuntimeError):  # no thread can be started; `subprocess` reaps it before the next start
+            await _in_thread(_reap, killed)
+        await self._start()
+
+    async def _start(self) -> None:
+        """Start the process; wait before that if the last one failed, so that no failure repeats in a busy loop."""
+        while not self._closed.is_set():
+            if self._failures and await self._closes_within(_back_off_s(self._failures)):
+                return
+            try:
+                self._process, control = await _in_thread(_spawn, self._memory_bytes)
+            except Exception as error:  # noqa: BLE001 - if this task ended, no worker would start any more
+                self._failures += 1
+                log.error(  # noqa: TRY400 - the system's refusal, not a defect
+                    "cannot start a worker process: %s; calls that need one wait",
+                    getattr(error, "strerror", None) or str(error) or type(error).__name__,
+                    extra={"action": "isolation.unavailable"},
+                )
+            else:
+                self._control = control
+                asyncio.get_running_loop().add_reader(control.fileno(), self._on_control)
+                return
+
+    async def _closes_within(self, seconds: float) -> bool:
+        """Wait, and return whether `aclose` was called meanwhile, which ends the wait."""
+        try:
+            await asyncio.wait_for(self._closed.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+    def _on_control(self) -> None:
+        """Read the control socket: the worker says that the task's child has ended, or the worker itself has ended.
+
+        A worker that has ended, or sent anything else, is replaced at once.
+        """
+        if self._control is None:
+            return
+        try:
+            message = self._control.recv(2)  # one byte more than `ENDED`, so that a longer message is found to be wrong
+        except BlockingIOError:
+            return
+        except OSError:
+            message = b""  # as if the socket was closed
+        task_ended = self._task_ended
+        if message == ENDED and task_ended is not None and not task_ended.done():
+            self._failures = 0
+            task_ended.set_result(True)
+            return
+        self._failures += 1
+        log.warning(
+            "a worker process ended by itself or was killed, as when memory is short; starting another one",
+            extra={"action": "isolation.worker_lost"},
+        )
+        self.kill()
+
+    async def aclose(self) -> None:
+        """Kill the process for good, and wait until it has ended."""
+        self._closed.set()
+        if self._starting is not None:
+            await asyncio.wait([self._starting])
+        self.kill()
+        if self._starting is not None:  # after `kill` it reaps the process, and starts no other one
+            await asyncio.wait([self._starting])
+
+
 class _Exchange(asyncio.Protocol):
-    """Task and answer on a socket of their own; `done` when the child has ended, which closes the socket."""
+    """One task and its answer on a socket pair; `done` when the child has ended, which closes the other end."""
 
     def __init__(self, task: Parts, task_id: int, max_bytes: int) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -82,7 +246,11 @@ class _Exchange(asyncio.Protocol):
             self._transport.abort()
 
     def result(self) -> bytearray:
-        """Return the packed result. Raises Killed for an incomplete answer, Lost for one that is wrong, or Broken."""
+        """Return the packed result of a child that has ended.
+
+        Raises Killed for an incomplete answer, Lost for one that our own code would not send (a page may have taken
+        control of the child), Broken for a defect.
+        """
         if self._too_long:
             raise Lost
         if len(self._answer) < ANSWER.size:
@@ -92,7 +260,8 @@ class _Exchange(asyncio.Protocol):
         del result[: ANSWER.size]
         if not is_cheap(result):  # too slow to unpack
             raise Lost
-        if len(result) < length <= self._max_bytes:
+        is_incomplete = len(result) < length <= self._max_bytes
+        if is_incomplete:
             raise Killed
         if task_id != self._task_id or len(result) != length:
             raise Lost
@@ -101,159 +270,14 @@ class _Exchange(asyncio.Protocol):
         return result
 
 
-class WorkerProcess:
-    """Process that is started at the first use and again after its end; runs one task at a time."""
-
-    def __init__(self, max_response_bytes: int) -> None:
-        self._memory_bytes = memory_bytes(max_response_bytes)
-        self._answer_bytes = answer_bytes(max_response_bytes)
-        self._max_response_bytes = max_response_bytes
-        self._process: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
-        self._task_ended: asyncio.Future[bool] | None = None  # its result: whether the worker is alive
-        self._starting: asyncio.Task[None] | None = None
-        self._failures = 0  # starts that failed, or whose process ended by itself, since the end of the last task
-        self._closed = asyncio.Event()
-
-    def start(self) -> asyncio.Task[None]:
-        """Start the process in the background, unless it runs."""
-        if self._starting is None:
-            self._starting = in_background(self._start(), "start a worker process")
-        return self._starting
-
-    @property
-    def pid(self) -> int | None:
-        """Return the id of the process, None while none runs."""
-        return self._process.pid if self._process is not None else None
-
-    async def run(self, name: str, argument: Parts, wall_s: float) -> bytearray:
-        """Run a task, whose argument comes in parts, and return its result; wait until its process has ended.
-
-        Raises Killed, Stuck, Lost, Broken. Kills the worker if it is stuck, or the caller is cancelled.
-        """
-        # An id that cannot be guessed, so that an answer prepared for another task is refused.
-        task_id = secrets.randbits(64)
-        function = name.encode()
-        cpu_limit_s = cpu_s(self._max_response_bytes, name)
-        head = TASK.pack(task_id, cpu_limit_s, len(function), sum(map(len, argument)))
-        exchange = _Exchange((head + function, *argument), task_id, self._answer_bytes)
-        try:
-            async with asyncio.timeout(wall_s):
-                await asyncio.shield(self.start())
-                await self._send(exchange)
-                return await self._result(exchange)
-        except TimeoutError:
-            self.kill()
-            raise Stuck from None
-        except OSError as error:
-            self.kill()
-            raise Lost from error
-        except (Lost, asyncio.CancelledError):
-            self.kill()
-            raise
-        finally:
-            exchange.close()
-
-    async def _send(self, exchange: _Exchange) -> None:
-        ours, theirs = await with_free_file(_socket_pair)
-        with theirs:
-            if self._control is None:  # closed meanwhile
-                ours.close()
-                raise Lost
-            try:
-                self._task_ended = asyncio.get_running_loop().create_future()
-                socket.send_fds(self._control, [b"t"], [theirs.fileno()])
-                await asyncio.get_running_loop().create_unix_connection(lambda: exchange, sock=ours)
-            except BaseException:  # also if the caller is cancelled: no transport owns the socket yet
-                ours.close()
-                raise
-
-    async def _result(self, exchange: _Exchange) -> bytearray:
-        if self._task_ended is None or not await self._task_ended:
-            raise Lost
-        await exchange.done
-        return exchange.result()
-
-    def kill(self) -> None:
-        """Kill the process and its child; start another one in the background."""
-        process, control, task_ended = self._process, self._control, self._task_ended
-        self._process = self._control = self._task_ended = None
-        if task_ended is not None and not task_ended.done():
-            task_ended.set_result(False)
-        if control is not None:
-            asyncio.get_running_loop().remove_reader(control.fileno())
-            control.close()
-        if process is None:
-            return
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # it leads a group of its own, and is not reaped yet
-        self._starting = in_background(self._replace(process), "replace a worker process")
-
-    async def _replace(self, old: subprocess.Popen[bytes]) -> None:
-        with suppress(RuntimeError):  # no thread can be started; `subprocess` reaps it before the next start
-            await _in_thread(_reap, old)
-        await self._start()
-
-    async def _start(self) -> None:
-        """Start the process; wait before that if the last one failed, so that no failure repeats in a busy loop."""
-        while not self._closed.is_set():
-            if self._failures:
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._closed.wait(), _back_off_s(self._failures))
-                    return  # closed meanwhile
-            try:
-                self._process, control = await _in_thread(_spawn, self._memory_bytes)
-            except Exception as error:  # noqa: BLE001 - if this task ended, no worker would start any more
-                self._failures += 1
-                log.error(  # noqa: TRY400 - the system's refusal, not a defect
-                    "cannot start a worker process: %s; calls that need one wait",
-                    getattr(error, "strerror", None) or str(error) or type(error).__name__,
-                    extra={"action": "isolation.unavailable"},
-                )
-            else:
-                self._control = control
-                asyncio.get_running_loop().add_reader(control.fileno(), self._on_control)
-                return
-
-    def _on_control(self) -> None:
-        """Hear of the end of a task; replace a process that has ended, or sent what it must not send, at once."""
-        if self._control is None:
-            return
-        try:
-            message = self._control.recv(2)  # longer than `ENDED`, so that more than that is found to be wrong
-        except BlockingIOError:
-            return
-        except OSError:
-            message = b""
-        if message == ENDED and self._task_ended is not None and not self._task_ended.done():
-            self._failures = 0
-            self._task_ended.set_result(True)
-            return
-        self._failures += 1
-        log.warning(
-            "a worker process ended by itself or was killed, as when memory is short; starting another one",
-            extra={"action": "isolation.worker_lost"},
-        )
-        self.kill()
-
-    async def aclose(self) -> None:
-        """Kill the process for good, and wait until it has ended."""
-        self._closed.set()
-        if self._starting is not None:
-            await asyncio.wait([self._starting])
-        self.kill()
-        if self._starting is not None:
-            await asyncio.wait([self._starting])
-
-
-async def _in_thread(work: Callable[[_Given], _Result], given: _Given) -> _Result:
+async def _in_thread(work: Callable[[_Argument], _Result], argument: _Argument) -> _Result:
     """Run `work` in a thread of its own. Raises RuntimeError if none can be started.
 
     A shared executor would keep the work then, and do it later, when nobody waits for the result.
     """
     executor = ThreadPoolExecutor(1)
     try:
-        return await asyncio.get_running_loop().run_in_executor(executor, work, given)
+        return await asyncio.get_running_loop().run_in_executor(executor, work, argument)
     finally:
         executor.shutdown(wait=False)
 
@@ -263,22 +287,23 @@ async def _socket_pair() -> tuple[socket.socket, socket.socket]:
 
 
 def _back_off_s(failures: int) -> float:
-    return min(_BACK_OFF_S * 2.0 ** min(failures - 1, 10), _MAX_BACK_OFF_S)
+    doublings = min(failures - 1, 10)  # more would give the maximum, too, and in the end overflow
+    return min(_BACK_OFF_S * 2.0**doublings, _MAX_BACK_OFF_S)
 
 
 def _reap(process: subprocess.Popen[bytes]) -> None:
     """Wait until a killed worker has ended, and its child, which init inherits: in a container that is this process."""
     process.wait()
-    with suppress(ChildProcessError):
+    with suppress(ChildProcessError):  # none is left
         while True:
-            os.waitpid(-process.pid, 0)
+            os.waitpid(-process.pid, 0)  # any process of its group
 
 
 def _spawn(memory_bytes: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start a worker; return its process and our end of its control socket. Raises OSError."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)  # noqa: FBT003 - the only way to say it
-    arguments = [str(memory_bytes), _TASKS, *(str(Path(path).absolute()) for path in sys.path)]
+    arguments = [str(memory_bytes), _TASKS_MODULE, *(str(Path(path).absolute()) for path in sys.path)]
     with theirs:
         try:
             # Without a shell; the interpreter and our own program. A group of its own, to kill it with its child.

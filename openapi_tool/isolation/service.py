@@ -1,4 +1,7 @@
-"""Parsing of definitions and validation of arguments: inline below the bounds, else in a worker process."""
+"""Parsing of definitions and validation of arguments: in this process if that is cheap, else in a worker process.
+
+*Inline* means in this process. The bounds of what is cheap are in `tools/inline_bounds.py`.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +40,12 @@ class Isolation:
     async def parse_definition(self, record: DefinitionRecord, project: str, wait_s: float) -> ToolDefinition:
         """Parse a stored definition, cached by content. Raises ToolMisconfigured with every problem, ToolTimeout."""
         found = find_definition(record)
-        if isinstance(found, ToolDefinition):
+        if isinstance(found, ToolDefinition):  # from the cache
             return found
         parameters, options = record.parameters, record.options
         is_small = len(found.content) <= MAX_DEFINITION_BYTES
-        is_cheap = is_small and (not isinstance(parameters, dict) or schema_size(parameters) is not None)
-        if self.pool is None or is_cheap:
+        has_small_schema = not isinstance(parameters, dict) or schema_size(parameters) is not None
+        if self.pool is None or (is_small and has_small_schema):
             return found.parse(check_definition(parameters, options))
         text = json.dumps([parameters, options]).encode()  # orjson would change infinite numbers
         checked = await self._run(self.pool, CHECK_DEFINITION, text, record.tool_name, project, found.digest, wait_s)
@@ -53,7 +56,8 @@ class Isolation:
     ) -> CheckedArguments:
         """Validate and repair arguments. Raises ToolMisconfigured, ToolTimeout."""
         size = definition.schema_size
-        if self.pool is None or (size and fits_inline(size, definition.schema, {**check.defaults, **check.given})):
+        arguments = {**check.defaults, **check.given}
+        if self.pool is None or (size and fits_inline(size, definition.schema, arguments)):
             return check_arguments(check)
         name, digest = definition.tool_name, definition.digest
         checked = await self._run(self.pool, CHECK_ARGUMENTS, check.as_text(), name, project, digest, wait_s)
@@ -62,6 +66,7 @@ class Isolation:
     async def _run(
         self, pool: WorkerPool, task: str, text: bytes, tool_name: str, project: str, digest: bytes, wait_s: float
     ) -> Payload:
+        """Run a task whose subject is the definition with this digest; translate its errors into those of the call."""
         try:
             result = await pool.run(task, [pack({}, [text])], project=project, subject=digest, wait_s=wait_s)
         except TaskKilled:

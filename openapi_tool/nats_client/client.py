@@ -1,8 +1,12 @@
 """NATS client that survives any published message and any server error, and sends no login in plain text.
 
-nats-py ends its read loop on bytes that it cannot decode, closes permanently on most server errors, logs in over
-whatever transport the server offers, and reads certificates and keys only once. It has no public way to change that,
-nor to end a subscription whose drain failed. So this module, and no other, overrides its private methods and uses its
+`connection.connected` opens it. It is nats-py's client, whose behaviour does not fit a service:
+
+- it ends its read loop on bytes that it cannot decode, and closes permanently on most errors of a server;
+- it logs in over whatever transport the server offers, and reads certificates and keys only once;
+- it cannot end a subscription whose drain failed.
+
+nats-py has no public way to change that. So this module, and no other, overrides its private methods and uses its
 private attributes; `__main__.py` refuses another minor version of nats-py.
 """
 
@@ -14,6 +18,7 @@ import re
 import secrets
 import ssl
 import time
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 from urllib.parse import ParseResult
 
@@ -32,21 +37,23 @@ from openapi_tool.nats_client.connection_errors import (
     ClientCertificateMissing,
     ClosedAfterHandshake,
     Denied,
-    LogBackoff,
     cause_of,
     describe_connection_error,
     is_closure,
 )
 from openapi_tool.nats_client.headers import MessageHeaders, header_bytes, parse_headers
-from openapi_tool.nats_client.login import login, tls_context
+from openapi_tool.nats_client.log_backoff import LogBackoff
+from openapi_tool.nats_client.login import login
 from openapi_tool.nats_client.options import BusOptions
 from openapi_tool.nats_client.parser import Events, Parser
+from openapi_tool.nats_client.tls import tls_context
 from openapi_tool.protocol.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
+# An error of the server, in lower case: `permissions violation for publish to "openapi_tool.stats"`.
 _DENIAL = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"')
-_LOGIN_FIELDS = ("user", "pass", "auth_token")
+_LOGIN_FIELDS = ("user", "pass", "auth_token")  # that nats-py takes from a server's URL
 RECONNECT_WAIT_S = 0.5  # between two attempts to reconnect
 _ALERT_TIMEOUT_S = 1.0  # for the reason why a server closed a TLS connection to arrive
 _MAX_RETRY_WAIT_S = 5.0  # between attempts of the first connection
@@ -63,7 +70,7 @@ class TlsNotOffered(nats.errors.Error):
 
 
 class PendingRequest(NamedTuple):
-    """Request that awaits its reply; its subject is the one that was published."""
+    """Request that awaits its reply; `subject` is the one on which it was published (`routed`)."""
 
     subject: str
     reply: asyncio.Future[Msg]
@@ -72,8 +79,8 @@ class PendingRequest(NamedTuple):
 class BusClient(Client):
     """Client that always reconnects, and fails a request at once if the server denies its subject.
 
-    TLS, if required, is also required of servers that the cluster announces; `connect` raises Unavailable if no server
-    offers it.
+    TLS, if the settings require it, is also required of servers that the cluster announces later. `connect` raises
+    Unavailable if no server offers it. `reported_error` is the last error of a connection, None while connected.
     """
 
     def __init__(self, bus: BusOptions | None = None) -> None:
@@ -84,30 +91,38 @@ class BusClient(Client):
         self._denial_log_backoff = LogBackoff()
         self.reported_error: Exception | None = None
         self._addresses_without_tls: set[str] = set()
-        self._was_greeted = False
-        self._login_sent = False
+        self._was_greeted = False  # whether any server has sent its INFO
+        self._login_sent = False  # in this attempt to connect
         self._was_connected = False
-        self._ps = Parser(  # type: ignore[assignment] # the same interface
-            Events(self._process_ping, self._process_pong, self._process_err, self._process_info, self._process_msg)
+        events = Events(
+            ping=self._process_ping,
+            pong=self._process_pong,
+            error=self._process_err,
+            info=self._process_info,
+            message=self._process_msg,
         )
-        self._replies_to = ""  # beginning of the reply subject of each request
-        self._requests: dict[str, PendingRequest] = {}  # by the end of the reply subject
-        self._inbox_denied_at: int | None = None  # number of the connection (reconnects until then)
+        self._ps = Parser(events)  # type: ignore[assignment] # the same interface
+        # A request's reply subject is `_replies_to`, which all requests share, and a random token.
+        self._replies_to = ""
+        self._requests: dict[str, PendingRequest] = {}  # by token
+        # Number of reconnects when the server denied the subscription to replies: on that connection none can arrive.
+        self._inbox_denied_at: int | None = None
 
     async def connect(self, *servers: Any, **options: Any) -> None:
-        """Connect, and subscribe to replies here: their task would keep the context of the call with the first request.
+        """Connect, and subscribe to the replies to requests.
 
-        Raises nats.errors.Error, OSError, Unavailable if TLS is required and no server offers it.
+        nats-py would subscribe at the first request, and the task that handles replies would keep the context of the
+        call that makes it. Raises nats.errors.Error, OSError, Unavailable if TLS is required and no server offers it.
         """
         await super().connect(*servers, **options)
         self._replies_to = f"{self.new_inbox()}."
         await self.subscribe(f"{self._replies_to}*", cb=self._on_reply)
 
     def new_inbox(self) -> str:
-        """Return a random subject for replies: nats-py's can be predicted from one, such as that of a doorbell.
+        """Return a random subject for replies.
 
-        A client that may publish to our inboxes could compute that of the open pull request, and forge the server's
-        status messages there, such as "consumer deleted".
+        Those of nats-py can be predicted by whoever has seen one. A client that may publish to our inboxes could then
+        forge the server's messages to an open pull request, such as "consumer deleted".
         """
         return f"{self.bus.nats.inbox_prefix}.{secrets.token_urlsafe(16)}"
 
@@ -121,10 +136,10 @@ class BusClient(Client):
     ) -> Msg:
         """Return the reply to a request. Raises nats.errors.Error, Denied without permission.
 
-        It is awaited in the caller's task: nats-py uses asyncio.wait_for, which may swallow a cancellation.
+        Unlike nats-py's own, it does not use `asyncio.wait_for`, which may swallow a cancellation.
         """
         del old_style
-        if self._inbox_denied_at == self.stats["reconnects"]:
+        if self._inbox_denied_at == self.stats["reconnects"]:  # no reply would arrive
             raise self._denied(f"{self.bus.nats.inbox_prefix}.>")
         token = secrets.token_urlsafe(16)
         published_subject = routed(subject, self.bus.nats.jetstream_domain)
@@ -150,7 +165,8 @@ class BusClient(Client):
     async def flush(self, timeout: int = 10) -> None:  # noqa: ASYNC109 - nats-py's signature
         """Wait for a round trip. Raises nats.errors.Error.
 
-        nats-py may swallow a cancellation (see `interruptible`): a drain would wait forever for a cancelled pull.
+        nats-py may swallow a cancellation (see `interruptible`). Then the drain at the end of the process would wait
+        forever for a pull that it has cancelled.
         """
         await interruptible(super().flush(timeout))
 
@@ -159,7 +175,7 @@ class BusClient(Client):
     ) -> None:
         """Publish. Raises nats.errors.Error; MaxPayloadError also if headers and payload together are too large.
 
-        The server would disconnect.
+        nats-py does not count the headers, and the server would close the connection.
         """
         if headers and len(payload) + header_bytes(headers) > self.max_payload:
             raise nats.errors.MaxPayloadError
@@ -194,7 +210,9 @@ class BusClient(Client):
     @property
     def ssl_context(self) -> ssl.SSLContext:
         """Return a context of the present files (called by nats-py for each attempt). Raises FileUnusable."""
-        return super().ssl_context if "tls" in self.options else tls_context(self.bus.nats, self.bus.section)
+        if "tls" in self.options:  # a context that was given to `connect`
+            return super().ssl_context
+        return tls_context(self.bus.nats, self.bus.section)
 
     @property
     def outage(self) -> str:
@@ -207,38 +225,45 @@ class BusClient(Client):
         """Log an error or denial (callback of nats-py)."""
         denial = _DENIAL.search(str(error).lower())
         if denial is None:
-            self.reported_error = cause_of(error, self.reported_error)
-            cause = self.outage
-            if self.bus.on_trouble is not None and not self._was_connected:
-                # Back-off until the first connection: nats-py calls only this method between attempts.
-                self.options["reconnect_time_wait"] = min(2 * self.options["reconnect_time_wait"], _MAX_RETRY_WAIT_S)
-                self.bus.on_trouble(cause)  # the callback logs the cause
-            elif not self.bus.once and self._error_log_backoff.should_log(cause, time.monotonic()):
-                log.warning("%s", cause, extra={"action": "nats.error", "error": type(error).__name__})
-            return
-        subject, is_raised = self._fail_requests(*denial.groups())
+            self._on_connection_error(error)
+        else:
+            self._on_denial(kind=denial[1], subject=denial[2])
+
+    def _on_connection_error(self, error: Exception) -> None:
+        self.reported_error = cause_of(error, self.reported_error)
+        cause = self.outage
+        if self.bus.on_trouble is not None and not self._was_connected:
+            # Back-off until the first connection: nats-py calls only this method between attempts.
+            self.options["reconnect_time_wait"] = min(2 * self.options["reconnect_time_wait"], _MAX_RETRY_WAIT_S)
+            self.bus.on_trouble(cause)  # the callback logs the cause
+        elif not self.bus.once and self._error_log_backoff.should_log(cause, time.monotonic()):
+            log.warning("%s", cause, extra={"action": "nats.error", "error": type(error).__name__})
+
+    def _on_denial(self, kind: str, subject: str) -> None:
+        """Fail the requests that a denial concerns, and log it.
+
+        `kind` is `publish` or `subscription`. The server's message has the subject, which nats-py puts in lower case.
+        """
+        is_raised = False  # whether a request raises it
+        if kind == "publish":
+            denied = [request for request in self._requests.values() if request.subject.lower() == subject]
+            if denied:
+                subject = denied[0].subject
+                is_raised = True
+            self._fail(denied, subject)
+        elif subject.startswith(self.bus.nats.inbox_prefix.lower()):  # no reply arrives on this connection
+            subject = f"{self.bus.nats.inbox_prefix}.>"
+            is_raised = True  # at the latest by the next request
+            self._inbox_denied_at = self.stats["reconnects"]
+            self._fail(list(self._requests.values()), subject)
         is_printed = self.bus.once and is_raised  # a command prints what its requests raise
         if not is_printed and self._denial_log_backoff.should_log(subject, time.monotonic()):
             log.error("NATS: %s", self._denied(subject), extra={"action": "nats.denied", "subject": subject})
 
-    def _fail_requests(self, kind: str, subject: str) -> tuple[str, bool]:
-        """Fail the pending requests that a denial concerns; return its subject, and whether a request raises it.
-
-        nats-py reports the subject in lower case.
-        """
-        failed = list(self._requests.values())
-        if kind == "publish":
-            failed = [request for request in failed if request.subject.lower() == subject]
-            subject = next((request.subject for request in failed), subject)
-        elif subject.startswith(self.bus.nats.inbox_prefix.lower()):  # no reply arrives on this connection
-            self._inbox_denied_at = self.stats["reconnects"]
-            subject = f"{self.bus.nats.inbox_prefix}.>"
-        else:
-            return subject, False
-        for request in failed:
+    def _fail(self, requests: Iterable[PendingRequest], denied_subject: str) -> None:
+        for request in requests:
             if not request.reply.done():
-                request.reply.set_exception(self._denied(subject))
-        return subject, bool(failed) or kind != "publish"  # without replies the next request raises it
+                request.reply.set_exception(self._denied(denied_subject))
 
     def _denied(self, subject: str) -> Denied:
         return Denied(subject, self.bus.denial_remedy)
@@ -255,9 +280,10 @@ class BusClient(Client):
                 stream.transport.abort()
 
     def drop(self, subscription: Subscription) -> None:
-        """End a subscription: nats-py keeps one whose drain failed, and subscribes again after a reconnect.
+        """End a subscription at once, and cancel its task.
 
-        Its task is cancelled. If the garbage collector found it, asyncio would log that with the ids of some call.
+        nats-py keeps a subscription whose drain failed, and subscribes again after a reconnect. A task that only the
+        garbage collector ends is logged by asyncio, with the ids of whatever call runs then.
         """
         subscription._stop_processing()  # noqa: SLF001
         self._remove_sub(subscription._id)  # noqa: SLF001
@@ -278,20 +304,16 @@ class BusClient(Client):
         await super()._close(status, do_cbs)
 
     async def _process_connect_init(self) -> None:
-        """On failure close the transport, which nats-py leaves open, and raise an error that it retries."""
+        """Log in. On failure close the transport, which nats-py leaves open, and raise an error that it retries."""
         self._login_sent = False
         try:
             await super()._process_connect_init()
         except BaseException as error:  # also if the connection attempt is cancelled
-            transport = self._transport
-            if transport is not None:
-                transport.close()  # type: ignore[no-untyped-call]
-            if isinstance(transport, TcpTransport):
-                self._transport = None  # after a failed handshake nats-py would wait forever for its end
-            if transport and is_closure(error) and self._login_sent and self._server_info.get("tls_verify"):
+            transport = self._close_transport()
+            checks_certificates = bool(self._server_info.get("tls_verify"))
+            if transport and is_closure(error) and self._login_sent and checks_certificates:
                 raise ClosedAfterHandshake from await _alert(transport)
-            no_tls = self._addresses_without_tls.issuperset(map(_address, self.servers))
-            if isinstance(error, TlsNotOffered) and no_tls and not self._was_connected:
+            if isinstance(error, TlsNotOffered) and self._no_server_offers_tls and not self._was_connected:
                 await self._close(Client.DISCONNECTED, do_cbs=False)
                 raise Unavailable(f"NATS: {error}") from error  # which ends `connect`, unlike nats-py's own errors
             if not isinstance(error, Exception) or isinstance(error, nats.errors.Error | OSError):
@@ -302,8 +324,22 @@ class BusClient(Client):
         if self.bus.on_trouble is not None:
             self.options["reconnect_time_wait"] = RECONNECT_WAIT_S
 
+    def _close_transport(self) -> Transport | None:
+        """Close the transport of a failed attempt, and return it."""
+        transport = self._transport
+        if transport is not None:
+            transport.close()  # type: ignore[no-untyped-call]
+        if isinstance(transport, TcpTransport):
+            self._transport = None  # after a failed handshake nats-py would wait forever for its end
+        return transport
+
+    @property
+    def _no_server_offers_tls(self) -> bool:
+        """Return whether all servers were tried, and none has offered it."""
+        return self._addresses_without_tls.issuperset(map(_address, self.servers))
+
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:  # noqa: FBT001, FBT002
-        """Use TLS, if required here, also if the server only offers it.
+        """Read a server's INFO. If TLS is required here, use it also if the server only offers it.
 
         Raises TlsNotOffered, ClientCertificateMissing.
         """
@@ -313,23 +349,24 @@ class BusClient(Client):
             if self._requires_tls:
                 if not (info.get("tls_required") or info.get("tls_available")):
                     raise self._tls_not_offered()
-                info["tls_required"] = True
+                info["tls_required"] = True  # by which nats-py decides
             if info.get("tls_required") and info.get("tls_verify") and self._has_no_certificate:
                 raise ClientCertificateMissing
         await super()._process_info(info, initial_connection)
 
     def _connect_command(self) -> bytes:
+        """Return the message CONNECT with the login of the settings. Raises TlsNotOffered, FileUnusable."""
         if self._requires_tls and not self.encrypted:
             raise self._tls_not_offered()
         command, _, options = super()._connect_command().partition(b" ")
-        found = login(self.bus.nats, self._server_info.get("nonce"), self.bus.section)
+        configured = login(self.bus.nats, self._server_info.get("nonce"), self.bus.section)
         if self.bus.on_login is not None:
-            self.bus.on_login(found.secrets)
+            self.bus.on_login(configured.secrets)
         self._login_sent = True
         fields: dict[str, Any] = orjson.loads(options)
-        if found.fields:  # which replace a login in the server's URL
+        if configured.fields:  # which replace a login in the server's URL
             fields = {name: value for name, value in fields.items() if name not in _LOGIN_FIELDS}
-            fields |= found.fields
+            fields |= configured.fields
         return b"%b %b\r\n" % (command, orjson.dumps(fields))
 
     @property
@@ -341,6 +378,7 @@ class BusClient(Client):
         return self.bus.nats.cert_file is None and "tls" not in self.options
 
     def _tls_not_offered(self) -> TlsNotOffered:
+        """Return the error for the current server, and remember its address."""
         address = _address(self._current_server.uri) if self._current_server else ""
         self._addresses_without_tls.add(address)
         return TlsNotOffered(address)
@@ -376,7 +414,7 @@ def _is_meaningful(record: logging.LogRecord) -> bool:
 
 
 async def _alert(transport: Transport) -> OSError | None:
-    """Return the alert of a server that closed a TLS connection, if it has arrived."""
+    """Return the TLS alert with which a server closed a connection, which says why; None if none arrives."""
     try:
         async with asyncio.timeout(_ALERT_TIMEOUT_S):
             await transport.wait_closed()  # type: ignore[no-untyped-call]
@@ -386,11 +424,15 @@ async def _alert(transport: Transport) -> OSError | None:
 
 
 def _address(server: ParseResult) -> str:
+    """Return host and port, without a login."""
     return server.netloc.rpartition("@")[2]
 
 
 def routed(subject: str, domain: str | None) -> str:
-    """Return a JetStream subject with the prefix of its domain: a leaf node forwards no others (NATS ADR-15)."""
+    """Return a JetStream subject with the prefix of its domain: a leaf node forwards no others (NATS ADR-15).
+
+    `$JS.API.INFO` becomes `$JS.hub.API.INFO`, and `$KV.bucket.key` becomes `$JS.hub.API.$KV.bucket.key`.
+    """
     if domain is None or not subject.startswith(("$JS.API.", "$KV.")):
         return subject
     return f"$JS.{domain}.API.{subject.removeprefix('$JS.API.')}"

@@ -1,4 +1,4 @@
-"""NATS connection, one per kernel, and its outages."""
+"""Opening of a NATS connection that outlives outages, and translation of the errors of NATS into our own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ log = logging.getLogger(__name__)
 
 _PING_INTERVAL_S = 10  # two missing answers mean that the connection is lost
 _CLOSE_TIMEOUT_S = 3.0
-OUTAGE = (nats.errors.Error, OSError)  # also "no responders" and "no stream": a stream may have no leader
+OUTAGE = (nats.errors.Error, OSError)
+"""Errors of an outage. Among them are "no responders" and "no stream", as a stream may have no leader for a while."""
 
 
 @asynccontextmanager
@@ -44,7 +45,7 @@ async def connected(options: BusOptions) -> AsyncIterator[BusClient]:
 
 @contextmanager
 def outage_as_unavailable(where: str = "") -> Iterator[None]:
-    """Translate errors of NATS and of the network into Unavailable."""
+    """Translate errors of NATS and of the network into Unavailable; `where` are the servers, for its message."""
     try:
         yield
     except OUTAGE as error:

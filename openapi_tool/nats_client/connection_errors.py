@@ -1,47 +1,21 @@
-"""Messages about failed NATS connections, and how often they are logged."""
+"""Messages about failed NATS connections and JetStream requests: what is wrong, and which setting or file to check."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import ssl
-from collections.abc import Iterator
 
 import nats.errors
-from cachetools import LRUCache
 from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableError
 
-from openapi_tool.nats_client.login import FileUnusable
 from openapi_tool.nats_client.options import BusOptions, NatsConnection
+from openapi_tool.nats_client.setting_files import FileUnusable
 from openapi_tool.open_files import OUT_OF_FILES, is_out_of_files
 
 _CLOSED = (ConnectionResetError, BrokenPipeError, asyncio.IncompleteReadError, nats.errors.UnexpectedEOF)
-_FIRST_REPEAT_S, _MAX_REPEAT_S = 5.0, 300.0
-_MAX_TEXTS = 64  # of errors that are remembered, so that a repeated one is logged rarely
 _WRONG_HOST = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
 _WRONG_TIME = (9, 10)  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
-
-
-class LogBackoff:
-    """Back-off for repeated log lines: each text again after 5 s, then after 10 s, … up to 5 minutes.
-
-    The client reconnects twice a second, so an outage of an hour would log 7,000 lines. Several servers may fail for
-    different reasons in turn, so each text has its own back-off.
-    """
-
-    def __init__(self) -> None:
-        self._repeats: LRUCache[str, tuple[float, float]] = LRUCache(_MAX_TEXTS)  # wait, and time of the next line
-
-    def should_log(self, text: str, now: float) -> bool:
-        """Return whether to log `text` at `now`, in seconds on the monotonic clock."""
-        wait_s, next_at = self._repeats.get(text, (0.0, now))
-        if now < next_at:
-            return False
-        # After a longer pause the same text is a new outage.
-        repeated = wait_s and now - next_at < _MAX_REPEAT_S
-        wait_s = min(2 * wait_s, _MAX_REPEAT_S) if repeated else _FIRST_REPEAT_S
-        self._repeats[text] = wait_s, now + wait_s
-        return True
 
 
 class Denied(nats.errors.Error):
@@ -70,9 +44,14 @@ def is_closure(error: BaseException) -> bool:
 
 
 def cause_of(error: Exception, previous: Exception | None) -> Exception:
-    """Return `previous` if that says more: the server refused a login or certificate, and then closed the socket."""
-    says_more = previous is not None and (_tls_error(previous) is not None or _refuses_login(previous))
-    return previous if previous is not None and says_more and is_closure(error) else error
+    """Return which of two successive errors says why the connection fails.
+
+    A server that refuses a login or certificate says so, and then closes the socket, which is an error, too.
+    """
+    if previous is None or not is_closure(error):
+        return error
+    says_more = _tls_error(previous) is not None or _refuses_login(previous)
+    return previous if says_more else error
 
 
 def _refuses_login(error: Exception) -> bool:
@@ -81,16 +60,18 @@ def _refuses_login(error: Exception) -> bool:
 
 def _tls_error(error: BaseException) -> ssl.SSLError | None:
     """Return the error of the TLS handshake, which aiohttp (for WebSockets) wraps."""
-    causes: Iterator[BaseException | None] = iter((error, error.__cause__, error.__context__))
-    return next((cause for cause in causes if isinstance(cause, ssl.SSLError) and hasattr(cause, "reason")), None)
+    for cause in (error, error.__cause__, error.__context__):
+        if isinstance(cause, ssl.SSLError) and hasattr(cause, "reason"):
+            return cause
+    return None
 
 
 def describe_connection_error(error: Exception, bus: BusOptions, *, was_greeted: bool = False) -> str:
     """Return why no connection can be made, and which setting or file to check.
 
-    `was_greeted`: an earlier attempt reached a NATS server.
+    `was_greeted`: an earlier attempt reached a NATS server, so that the address is right.
     """
-    return f"{_at(bus.where)}: {_cause(error, bus, was_greeted)}"
+    return f"{_at(bus.where)}: {_cause(error, bus, was_greeted=was_greeted)}"
 
 
 def _at(where: str) -> str:
@@ -98,10 +79,11 @@ def _at(where: str) -> str:
 
 
 def _reason(error: Exception) -> str:
+    """Return the message of an error, without what nats-py puts around it."""
     return str(error).removeprefix("nats: ").strip("'\" ")
 
 
-def _cause(error: Exception, bus: BusOptions, was_greeted: bool) -> str:  # noqa: FBT001
+def _cause(error: Exception, bus: BusOptions, *, was_greeted: bool) -> str:
     if isinstance(error, FileUnusable):
         return _reason(error)
     if (tls := _tls_error(error)) is not None:
@@ -113,10 +95,12 @@ def _cause(error: Exception, bus: BusOptions, was_greeted: bool) -> str:  # noqa
         return f"{closed}; check {_client_certificate(bus)}"
     if _refuses_login(error):
         return f"the login is refused ({_reason(error)}); check {_login_settings(bus)}"
-    return OUT_OF_FILES if is_out_of_files(error) else _network_cause(error, bus, was_greeted)
+    return _network_cause(error, bus, was_greeted=was_greeted)
 
 
-def _network_cause(error: Exception, bus: BusOptions, was_greeted: bool) -> str:  # noqa: FBT001
+def _network_cause(error: Exception, bus: BusOptions, *, was_greeted: bool) -> str:
+    if is_out_of_files(error):
+        return OUT_OF_FILES
     doubt = ";" if was_greeted else ": is it a NATS server?"
     reason = _reason(error)
     if isinstance(error, ConnectionRefusedError) or "Connect call failed" in reason:
@@ -155,6 +139,7 @@ def _client_certificate(bus: BusOptions) -> str:
 
 
 def _named(section: str, options: NatsConnection, name: str) -> str:
+    """Return the name of a setting, with its value if there is one: `nats.ca_file (/etc/ca.pem)`."""
     value = getattr(options, name)
     return f"{section}.{name} ({value})" if value else f"{section}.{name}"
 
@@ -183,7 +168,9 @@ NOT_STORED = {
 
 def describe_refusal(error: APIError) -> str:
     """Return why JetStream refused a request, and what to do if it stores nothing."""
-    return "; ".join(filter(None, (error.description or type(error).__name__, NOT_STORED.get(error.err_code or 0))))
+    why = error.description or type(error).__name__
+    remedy = NOT_STORED.get(error.err_code or 0)
+    return f"{why}; {remedy}" if remedy else why
 
 
 def describe_jetstream_error(error: Exception, where: str) -> str:

@@ -1,4 +1,7 @@
-"""Header block of a NATS message, read whatever bytes it has (ADR-4 of NATS)."""
+"""Header block of a NATS message, read whatever bytes it has (ADR-4 of NATS).
+
+A block is `NATS/1.0`, perhaps with a status, and then lines such as `CG-Turn-Id: turn_71af`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ _KNOWN_NAMES = frozenset({*TOPOLOGY, TRACEPARENT, TRACESTATE, *_KERNEL_NAMES, *(
 
 
 class MessageHeaders(dict[str, str]):
-    """Headers of a message; not `complete` if the rest of the block exceeds the limits."""
+    """Headers of a message; `complete` is false if the block exceeds the limits, so that its end was not read."""
 
     complete: bool = True
 
@@ -40,7 +43,8 @@ def parse_headers(block: bytes) -> MessageHeaders:
         name, colon, value = line.partition(":")
         if name not in _KNOWN_NAMES:
             name = name.strip(_BLANKS)
-            if not (name and name.isascii() and name.isprintable() and " " not in name):
+            is_visible = name.isascii() and name.isprintable() and " " not in name
+            if not name or not is_visible:
                 continue
         if colon:
             headers[name] = value.strip(_BLANKS)

@@ -1,4 +1,8 @@
-"""Options of the components; imports no driver."""
+"""Settings of the connections to NATS, and what its clients are given; imports no driver.
+
+Classes that end in `Options` and are `validated` are sections of the settings; the others, at the end, are made from
+them. A *durable* is JetStream's record of which commands are delivered and acknowledged, which all replicas share.
+"""
 
 from __future__ import annotations
 
@@ -107,8 +111,8 @@ class NatsConnection(Options):
 
     @model_validator(mode="after")
     def _fits_together(self) -> NatsConnection:
-        ways = (self.user, self.token, self.token_file, self.credentials_file, self.nkey_seed_file)
-        if sum(way is not None for way in ways) > 1:
+        logins = (self.user, self.token, self.token_file, self.credentials_file, self.nkey_seed_file)
+        if sum(login is not None for login in logins) > 1:
             raise ValueError(
                 "only one of user, token, token_file, credentials_file and nkey_seed_file may be set; unset the others"
             )
@@ -116,9 +120,9 @@ class NatsConnection(Options):
             raise ValueError("only one of password and password_file may be set; unset the other")
         password = self.password if self.password_file is None else self.password_file
         pairs = (("user", self.user, "password", password), ("cert_file", self.cert_file, "key_file", self.key_file))
-        for first, value, second, other in pairs:
-            if (value is None) != (other is None):
-                raise ValueError(f"{first} and {second} go together; set both, or neither")
+        for first_name, first, second_name, second in pairs:
+            if (first is None) != (second is None):
+                raise ValueError(f"{first_name} and {second_name} go together; set both, or neither")
         return self
 
     @property
@@ -199,12 +203,14 @@ class QuotaOptions(Options):
 
 @dataclass(frozen=True, slots=True)
 class BusOptions:
-    """Connection to a NATS.
+    """What a connection to a NATS (a *bus*) needs.
 
-    `once` makes a single connection attempt, for CLI commands, and logs only denials that no request raises.
-    Errors name `listed_by`, the command that prints the needed permissions (empty for the kernel's own login), and
-    `setting`, the setting that lists the servers. `on_trouble` takes the reason of every failed attempt until the first
-    connection, `on_login` the secrets of each login, which may be new ones.
+    - `nats`: its settings; `name`: that of the client, which the server shows.
+    - `once`: make a single connection attempt, for CLI commands, and log only denials that no request raises.
+    - `listed_by`: the command that prints the needed permissions, for error messages; empty for the kernel's own login.
+    - `setting`: the setting that lists the servers, and its variable, for error messages.
+    - `on_trouble` is called with the reason of every failed attempt until the first connection.
+    - `on_login` is called with the secrets of each login, which may be new ones.
     """
 
     nats: NatsConnection = field(default_factory=NatsOptions)

@@ -21,7 +21,10 @@ _CRLF = b"\r\n"
 
 
 class _Frame(NamedTuple):
-    """Control line of MSG or HMSG; `size` includes the headers."""
+    """Control line of a message (MSG, or HMSG with headers): `size` is that of headers and body together.
+
+    `sid` is the number of the subscription that the message is for.
+    """
 
     subject: bytes
     sid: int
@@ -41,7 +44,10 @@ class Events(NamedTuple):
 
 
 class Parser:
-    """Incremental parser with the interface of nats.protocol.parser.Parser."""
+    """Incremental parser with the interface of nats.protocol.parser.Parser.
+
+    It alternates between control lines, such as `MSG subject 1 5`, and the messages that follow some of them.
+    """
 
     def __init__(self, events: Events) -> None:
         self._events = events
@@ -50,16 +56,20 @@ class Parser:
     def reset(self) -> None:
         """Discard buffered bytes, for a new connection."""
         self._buffer = bytearray()
-        self._frame: _Frame | None = None
+        self._frame: _Frame | None = None  # control line whose message is expected
 
     async def parse(self, data: bytes = b"") -> None:
         """Parse `data`. Raises ProtocolError."""
         self._buffer += data
-        while await (self._control() if self._frame is None else self._deliver(self._frame)):
-            pass
+        has_more = True
+        while has_more:
+            if self._frame is None:
+                has_more = await self._read_control_line()
+            else:
+                has_more = await self._read_message(self._frame)
 
-    async def _control(self) -> bool:
-        """Return False if the line is incomplete."""
+    async def _read_control_line(self) -> bool:
+        """Handle the next control line; return False if it is incomplete."""
         end = self._buffer.find(_CRLF)
         if end < 0:
             if len(self._buffer) > _MAX_LINE_BYTES:
@@ -86,8 +96,8 @@ class Parser:
                 raise ProtocolError
         return True
 
-    async def _deliver(self, frame: _Frame) -> bool:
-        """Return False if the message is incomplete."""
+    async def _read_message(self, frame: _Frame) -> bool:
+        """Pass on the next message; return False if it is incomplete."""
         end = frame.size + len(_CRLF)
         if len(self._buffer) < end:
             return False
@@ -107,7 +117,7 @@ def _frame(arguments: bytes, *, has_headers: bool) -> _Frame:
     """Parse `<subject> <sid> [reply] [header size] <size>`."""
     parts = [part for part in arguments.split(b" ") if part]
     if not has_headers:
-        parts.insert(-1, b"0")
+        parts.insert(-1, b"0")  # the header size
     match parts:
         case [subject, sid, header_size, size]:
             reply = b""

@@ -1,4 +1,7 @@
-"""Clock of the NATS server, by which deadlines and leases are computed."""
+"""Clock of the NATS server, by which deadlines and leases are computed.
+
+The publish times of commands are server time, and all processes see the same one. The local clock may be wrong.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +28,8 @@ class _Sample:
 class ServerClock:
     """Server time, estimated from its replies: as in NTP, the one with the shortest round trip of the last 30 s counts.
 
-    Publish times of commands are server time, and a worker waits 30 s from then, of which the commit needs 3 s. By a
-    clock that is 27 s ahead, no time would be left.
+    A worker waits for 30 s from the publish time of a command, and the commit needs 3 s of them. By a local clock that
+    is 27 s ahead, no time would be left for the call.
     """
 
     def __init__(self) -> None:
@@ -60,18 +63,21 @@ class ServerClock:
         self._samples = [each for each in self._samples if each.at >= oldest_at and _agree(each, newest)]
         self._samples.append(newest)
         self._offset_s = min(self._samples, key=lambda sample: sample.error_s).offset_s
-        off_s = self.local_offset_s or 0.0
-        too_far = abs(off_s) > _WARN_ABOVE_S
-        if too_far and not self._warned_of_offset:
+        self._warn_of_offset(self.local_offset_s or 0.0)
+
+    def _warn_of_offset(self, off_s: float) -> None:
+        """Log once that the local clock is wrong, and again if it was right in between."""
+        is_too_far = abs(off_s) > _WARN_ABOVE_S
+        if is_too_far and not self._warned_of_offset:
             log.warning(
                 "the local clock is %.1f s %s that of NATS, which is used; synchronize the local clock",
                 abs(off_s),
                 "ahead of" if off_s > 0 else "behind",
                 extra={"action": "clock.offset", "offset_s": round(off_s, 3)},
             )
-        self._warned_of_offset = too_far
+        self._warned_of_offset = is_too_far
 
 
 def _agree(sample: _Sample, newest: _Sample) -> bool:
-    """Return whether both can be right: a suspended machine stops monotonic time, which changes the offset."""
+    """Return whether both can be right. If not, the machine was suspended: that stops the monotonic clock."""
     return abs(sample.offset_s - newest.offset_s) <= sample.error_s + newest.error_s + _TOLERANCE_S

@@ -1,4 +1,7 @@
-"""Check of the NATS that holds the records of quotas, if it is not the kernel's."""
+"""Check of the NATS that holds the records of quotas (limits and budgets), if it is not the kernel's.
+
+The kernel's NATS is checked elsewhere (`kernel/jetstream/storage_check.py`).
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,7 @@ class QuotaMonitor:
             problems = [await self._bucket_problem(spec.bucket) for spec in (LIMITS, BUDGETS)]
             reason = "; ".join(filter(None, problems))
         else:
-            reason = ": ".join(filter(None, ("no connection", self.client.outage)))
+            reason = f"no connection: {self.client.outage}" if self.client.outage else "no connection"
         self.health.record(QUOTAS, ok=not reason, reason=reason)
 
     async def _bucket_problem(self, bucket: Bucket) -> str:
@@ -75,7 +78,10 @@ class QuotaMonitor:
         return problem_of_stream(info, QUOTA_BYTES[bucket.stream]) if info else f"{bucket.stream} is missing"
 
     async def _info(self, stream: str) -> StreamInfo | None:
-        """Return a stream's state, and pass the server's time to `clock`; None if the stream is missing."""
+        """Return a stream's state, None if it is missing; pass the server's time to `clock`.
+
+        nats-py's `stream_info` does not return the time of the reply.
+        """
         requested_at = time.monotonic()
         message = await self.client.request(f"$JS.API.STREAM.INFO.{stream}", b"", timeout=_TIMEOUT_S)
         replied_at = time.monotonic()

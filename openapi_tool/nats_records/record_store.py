@@ -1,4 +1,8 @@
-"""Records of limits, refused keys and budgets, shared by all replicas in NATS (ADR 9)."""
+"""Records of limits, refused keys and budgets, which all replicas share in two buckets of NATS (ADR 9).
+
+A `RecordStore` is made before NATS is connected, and passed to `Limiter` or `Budgets`, which read and write their
+records through it.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +29,11 @@ _TIMEOUT_S = 2.0  # of each request to NATS
 
 @dataclass(frozen=True, slots=True)
 class BucketSpec:
-    """Bucket of shared records whose keys match `keys`; `operations` counts reads, writes and conflicts.
+    """Bucket of shared records.
 
-    `earlier` is the bucket of an earlier version; `convert` turns its records into those of this one.
+    - `keys`: pattern of its keys, for permissions.
+    - `operations`: metric that counts reads, writes and conflicts.
+    - `earlier`: bucket in which an earlier version kept the records, and `convert` turns one of them into ours.
     """
 
     bucket: Bucket
@@ -85,16 +91,19 @@ class RecordStore:
         self._earlier = NatsKvRecords(client, self._spec.earlier, _TIMEOUT_S) if self._spec.earlier else None
 
     async def read(self, key: str) -> Stored:
-        """See `Records`; a record that was never written is taken over from an earlier version."""
+        """Return a record. One that was never written is taken over from an earlier version."""
         stored = await self._counted("read").read(key)
-        if self._earlier is None or stored != Stored():
+        was_written = stored != Stored()
+        if self._earlier is None or was_written:
             return stored
         try:
-            earlier = (await self._earlier.read(key)).value
+            earlier = await self._earlier.read(key)
         except AccessDenied:  # the user of NATS has only the permissions of this version
             self._earlier = None
             return stored
-        return Stored(self._spec.convert(earlier), 0) if earlier is not None else stored
+        if earlier.value is None:
+            return stored
+        return Stored(self._spec.convert(earlier.value), revision=0)  # the first write creates it in the new bucket
 
     async def write(self, key: str, value: bytes, revision: int) -> int | None:
         """Replace a record that still has this revision, 0 if it was never written."""
@@ -105,7 +114,7 @@ class RecordStore:
 
     @asynccontextmanager
     async def watch(self, on_change: OnChange) -> AsyncIterator[None]:
-        """See `Records`; if that is impossible a change is detected by the conflict of a write."""
+        """Call `on_change` for changes of other replicas, if possible; else conflicts of writes show them."""
         async with AsyncExitStack() as stack:
             try:
                 await stack.enter_async_context(self._counted("watch").watch(on_change))

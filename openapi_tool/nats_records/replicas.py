@@ -1,4 +1,4 @@
-"""How many replicas the streams and buckets get that are created."""
+"""How many copies (replicas) NATS keeps of the streams and buckets that this program creates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The key for session identities, which all executors share."""
+"""The key for session identities, which all executors share.
+
+A session identity is a hash, made with this key, that replaces the name which a tool or model gives to a part of its
+work. The first executor creates the key.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ CHECK_INTERVAL_S = 4.0
 RETRY_INTERVAL_S = 1.0
 """Seconds between two checks while something cannot be used."""
 
-_MIN_FREE_BYTES = 1024
+_MIN_FREE_BYTES = 1024  # the server counts some overhead per message
 
 QUOTA_BYTES = {LIMITS.bucket.stream: MAX_VALUE_BYTES, BUDGETS.bucket.stream: MAX_VALUE_BYTES}
 """Streams of the records of quotas, and the size of the largest message that is written to each."""
@@ -32,6 +32,7 @@ def problem_of_stream(info: StreamInfo, written_bytes: int) -> str:
     """Return why a stream does not store what is written to it, and what to do; empty if it does."""
     config, state = info.config, info.state
     name = config.name
+    # None, 0 and negative numbers mean no limit.
     max_size = config.max_msg_size or -1
     max_bytes = config.max_bytes or 0
     max_messages = config.max_msgs or 0
@@ -40,10 +41,10 @@ def problem_of_stream(info: StreamInfo, written_bytes: int) -> str:
     if 0 <= max_size < written_bytes:
         edit = f"nats stream edit {name} --max-msg-size {written_bytes} --force"
         return f"{name} takes messages of up to {max_size} bytes only, and some have {written_bytes}: run {edit}"
-    if config.discard != DiscardPolicy.NEW:  # it deletes old messages instead
+    if config.discard != DiscardPolicy.NEW:  # if it is full it deletes old messages
         return ""
     free = f"delete messages, or raise the limit (nats stream edit {name})"
-    if 0 < max_bytes < state.bytes + _MIN_FREE_BYTES:  # the server counts some overhead per message
+    if 0 < max_bytes < state.bytes + _MIN_FREE_BYTES:
         return f"{name} is full ({state.bytes} of {max_bytes} bytes): {free}"
     if 0 < max_messages <= state.messages:
         return f"{name} is full ({state.messages} of {max_messages} messages): {free}"

@@ -1,4 +1,4 @@
-"""Which tools an operator has disabled: the stored record, and its monitor."""
+"""Which tools an operator has disabled (*switches*): the record in NATS, and how the service follows it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CHANGE_TIMEOUT_S = 5.0  # of a request of an operator's command
 
 @dataclass(frozen=True, slots=True)
 class StoredSwitches:
-    """The stored switches and the revision of their record, 0 without one."""
+    """The stored switches, and the revision of their record; 0 without a record."""
 
     switches: Switches = field(default_factory=Switches)
     revision: int = 0
@@ -58,7 +58,7 @@ async def change_switches(client: Client, change: Callable[[Switches], Switches]
         nonlocal before, after
         before = _switches(stored)
         after = change(before)
-        return None if after is before else after.encode()
+        return None if after is before else after.encode()  # None: nothing to write
 
     try:
         await change_record(_records(client, _CHANGE_TIMEOUT_S), SWITCHES_KEY, changed)
@@ -82,7 +82,7 @@ class SwitchMonitor:
         self._failure = ""
 
     async def run(self) -> None:
-        """Read the switches every second until cancelled."""
+        """Read the switches again and again until cancelled."""
         while True:
             await self.check()
             await asyncio.sleep(SWITCHES_READ_INTERVAL_S)
@@ -104,7 +104,8 @@ class SwitchMonitor:
             raise Unavailable(f"NATS: key {SWITCHES_KEY} in bucket {BUCKET}: {error}; {SWITCHES_REMEDY}") from error
         except Unavailable as outage:
             raise Unavailable(f"cannot read {SWITCHES_KEY} in bucket {BUCKET}: {outage}") from outage
-        if stored.revision == 0 and self._known.revision > 0:
+        record_is_gone = stored.revision == 0 and self._known.revision > 0
+        if record_is_gone:
             await self._write_again()
             return
         self._failure = ""
@@ -115,10 +116,9 @@ class SwitchMonitor:
 
     async def _write_again(self) -> None:
         """Store the known switches, whose record was lost with its bucket; another replica may do so first."""
+        records = _records(self._client, _SWITCHES_TIMEOUT_S)
         try:
-            written = await _records(self._client, _SWITCHES_TIMEOUT_S).write(
-                SWITCHES_KEY, self._known.switches.encode(), 0
-            )
+            written = await records.write(SWITCHES_KEY, self._known.switches.encode(), revision=0)
         except Unavailable as outage:
             self._log_failure(
                 f"the record {SWITCHES_KEY} in bucket {BUCKET} is gone and cannot be written again: {outage}; "
@@ -132,7 +132,7 @@ class SwitchMonitor:
             )
 
     def _log_failure(self, failure: str) -> None:
-        if failure != self._failure:
+        if failure != self._failure:  # else it was logged by the check before
             self._failure = failure
             log.warning(
                 "cannot read which tools are disabled; the last known ones stay disabled: %s",
@@ -142,14 +142,14 @@ class SwitchMonitor:
 
 
 def _log_changes(before: Switches, after: Switches) -> None:
-    old = {switch.scope: switch for switch in before.all}
-    new = {switch.scope: switch for switch in after.all}
-    for scope, switch in new.items():
-        if old.get(scope) != switch:
+    disabled_before = {switch.scope: switch for switch in before.all}
+    disabled_now = {switch.scope: switch for switch in after.all}
+    for scope, switch in disabled_now.items():
+        if disabled_before.get(scope) != switch:
             log.warning("disabled by an operator", extra={"action": "tool.disabled"} | asdict(switch))
-    enablings = {switch.scope: switch for switch in after.enablings}
-    for scope, switch in old.items():
-        if scope not in new:
+    enablings = {switch.scope: switch for switch in after.enablings}  # who enabled it, and why
+    for scope, switch in disabled_before.items():
+        if scope not in disabled_now:
             log.warning(
                 "enabled again by an operator",
                 extra={"action": "tool.enabled"} | asdict(enablings.get(scope, switch)),

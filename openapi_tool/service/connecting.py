@@ -21,19 +21,24 @@ T = TypeVar("T")
 async def connect_to_nats(
     stack: AsyncExitStack, options: BusOptions, on_unavailable: Callable[[Unavailable], None]
 ) -> BusClient:
-    """Connect once NATS is available; `stack` closes the connection, `on_unavailable` records a failure."""
+    """Connect, again and again until NATS is available; `stack` closes the connection.
+
+    `on_unavailable` is called with the reason of each failed attempt.
+    """
     bus = replace(options, on_trouble=lambda reason: on_unavailable(Unavailable(reason)))
     return await until_available(lambda: stack.enter_async_context(connected(bus)), on_unavailable)
 
 
 async def until_available(attempt: Callable[[], Awaitable[T]], on_unavailable: Callable[[Unavailable], None]) -> T:
-    """Retry until a dependency is available; `on_unavailable` records a failure."""
+    """Return the result of `attempt`, repeated while it raises Unavailable, which is passed to `on_unavailable`."""
 
-    async def trial() -> T:
+    async def reported_attempt() -> T:
         try:
             return await attempt()
         except Unavailable as error:
             on_unavailable(error)
             raise
 
-    return await retried(trial, on=Unavailable, wait=wait_exponential_jitter(multiplier=0.2, max=5, jitter=0.2))
+    return await retried(
+        reported_attempt, on=Unavailable, wait=wait_exponential_jitter(multiplier=0.2, max=5, jitter=0.2)
+    )

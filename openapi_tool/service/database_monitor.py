@@ -1,4 +1,8 @@
-"""State of the database, and which commands may be fetched in it."""
+"""Whether the kernel's database is available, and so which commands may be fetched from JetStream.
+
+There are two sources: health checks, and a circuit breaker (`kernel/postgres/breaker.py`), which opens after loads and
+commits of calls have failed.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +23,15 @@ _NO_ANSWER = Unavailable(f"PostgreSQL: no answer within {_MAX_CHECK_S:.0f} s")
 
 
 class DatabaseMonitor:
-    """State of the database from health checks and from the loads and commits of calls.
+    """Keeps the state of the database, and records it in `health`.
 
-    Messages contain server, database and the setting of its DSN. `wake` is called on every change.
+    Messages contain server, database and the setting of its DSN. `wake` is called whenever the state may have changed.
     """
 
     def __init__(self, health: Health, pool: PoolOptions) -> None:
         self._health = health
         self._located = partial(located, pool=pool)
-        self._outage = ""
+        self._outage = ""  # why the last health check failed
         self.wake: Callable[[], None] = lambda: None
         self.breaker = CircuitBreaker(self._changed)
 
@@ -40,10 +44,14 @@ class DatabaseMonitor:
         return FetchMode.PROBE if self.breaker.may_probe else FetchMode.NONE
 
     async def check(self, kernel: KernelStore, *, idle: bool) -> None:
-        """Run a health check, thorough while the breaker is open, which may close it if no call runs (`idle`)."""
+        """Run a health check; `idle` is whether no call runs.
+
+        While the breaker is open the check is thorough. If no call runs, none can close the breaker, so the check may.
+        """
         timer = asyncio.get_running_loop().call_later(_MAX_CHECK_S, self.mark_unavailable, _NO_ANSWER)
         try:
-            if await kernel.ping(thorough=bool(self.breaker.reason)):
+            tables_changed = await kernel.ping(thorough=bool(self.breaker.reason))
+            if tables_changed:  # what failed may succeed now
                 self.breaker.probe_soon()
         except Unavailable as error:
             self.mark_unavailable(error)

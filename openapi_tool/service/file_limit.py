@@ -1,4 +1,7 @@
-"""Limit of open files, and the connections that fit in it."""
+"""Limit of open files (`ulimit -n`) of this process, and how many connections fit in it.
+
+If the limit is too low for the settings, fewer connections are used, and a warning says so.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +30,16 @@ def raise_file_limit() -> int:
 
 def file_limit_problem(settings: Settings, limit: int) -> str | None:
     """Return a message if the settings may need more files than the limit."""
-    parts = {
+    needed_by = {
         f"egress.max_connections for each of {_HOSTS} hosts": _HOSTS * settings.egress.max_connections,
         "postgres.pool_size": settings.postgres.pool_size,
         "health server": MAX_CONNECTIONS if settings.health.port else 0,
         "reserve": _OTHER_FILES,
     }
-    needed = sum(parts.values())
+    needed = sum(needed_by.values())
     if limit == resource.RLIM_INFINITY or needed <= limit:
         return None
-    demand = ", ".join(f"{name} {number}" for name, number in parts.items())
+    demand = ", ".join(f"{name} {number}" for name, number in needed_by.items())
     fitted = fit_to_file_limit(settings, limit)
     return (
         f"this process may open {limit} files and its settings may need {needed} ({demand}), so it opens at most "
@@ -53,9 +56,11 @@ def fit_to_file_limit(settings: Settings, limit: int) -> Settings:
     """
     if limit == resource.RLIM_INFINITY:
         return settings
+    # An eighth for the database, another one for the health server, and at most half for the rest; what is left is for
+    # connections to the upstream.
     pool = min(settings.postgres.pool_size, max(1, limit // 8))
-    kept = min(_OTHER_FILES, limit // 2) + health_connections(limit) + pool
-    connections = max(1, min(settings.egress.max_connections, (limit - kept) // _HOSTS))
+    reserved = min(_OTHER_FILES, limit // 2) + health_connections(limit) + pool
+    connections = max(1, min(settings.egress.max_connections, (limit - reserved) // _HOSTS))
     return settings.model_copy(
         update={
             "egress": with_values(settings.egress, max_connections=connections),
@@ -66,4 +71,6 @@ def fit_to_file_limit(settings: Settings, limit: int) -> Settings:
 
 def health_connections(limit: int) -> int:
     """Return how many connections the health server may have with this limit of open files."""
-    return MAX_CONNECTIONS if limit == resource.RLIM_INFINITY else max(1, min(MAX_CONNECTIONS, limit // 8))
+    if limit == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
+    return max(1, min(MAX_CONNECTIONS, limit // 8))

@@ -1,4 +1,8 @@
-"""Parts of the service that need a connection to the kernel."""
+"""Parts of the service that need a connection to the kernel: to its NATS and its PostgreSQL.
+
+`assemble` waits until both are available, builds the consumer of commands and everything that a call needs, and
+connects these parts with each other. The caller (`process.py`) starts and stops them.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +49,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Parts that the caller starts, monitors or stops."""
+    """Parts that the caller of `assemble` starts, monitors or stops."""
 
     consumer: CommandConsumer
     kernel: KernelStore
@@ -69,16 +73,21 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, process_parts: P
         connecting = group.create_task(connect_to_nats(stack, bootstrap.bus, nats_unavailable))
     kernel, client = opening.result(), connecting.result()
     health.record(NATS, ok=True)
-    quotas_in_kernel_nats = bootstrap.quotas is None
-    clock = process_parts.clock if quotas_in_kernel_nats else ServerClock()
-    slots = Slots(settings.executor.concurrency, settings.executor.max_paused)
+
+    # What is shared with other replicas, in NATS.
     stream_replicas = await until_available(lambda: replica_count(client, bootstrap.durable), nats_unavailable)
     session_key = await _session_key(settings, client, stream_replicas, nats_unavailable)
     key_of_version = derived_key(session_key, namespace_of(settings.protocol.version))
+    quotas_in_kernel_nats = bootstrap.quotas is None
     if quotas_in_kernel_nats:
+        clock = process_parts.clock
         await share_quotas(stack, client, process_parts, stream_replicas)
     else:
+        clock = ServerClock()  # that of the process is for the NATS of the quotas
         await process_parts.quotas_connection_settled.wait()
+
+    # From a command to its result.
+    slots = Slots(settings.executor.concurrency, settings.executor.max_paused)
     guarded = GuardedStore(kernel, database.breaker)
     parked_records = parked_record_store(client, stream_replicas)
     runner = build_runner(bootstrap, process_parts.upstream, guarded, key_of_version)
@@ -94,14 +103,16 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, process_parts: P
         ParkedResults(parked_records, key_of_version),
         slots.of,
     )
-    letters = DeadLetters(client, bootstrap.redactor.with_label("dead_letter"), stream_replicas)
-    options = consumer_options(bootstrap, stream_replicas)
 
     def fetch_mode() -> FetchMode:
         # Calls that have not begun are left in the stream: without a doorbell no worker would read their results.
         return FetchMode.NONE if doorbells.outage else database.fetch_mode()
 
+    letters = DeadLetters(client, bootstrap.redactor.with_label("dead_letter"), stream_replicas)
+    options = consumer_options(bootstrap, stream_replicas)
     consumer = CommandConsumer(client, options, letters, pipeline.handle, fetch_mode, clock, slots)
+
+    # Monitors.
     key_to_store = None if settings.session.key else session_key
     storage = StorageMonitor(
         client,
@@ -114,6 +125,7 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, process_parts: P
         health,
         quotas=quotas_in_kernel_nats,
     )
+    durable_monitor = DurableMonitor(client, bootstrap.durable, consumer, clock, health, stream_replicas)
 
     def doorbells_changed() -> None:
         storage.wake()
@@ -123,11 +135,11 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, process_parts: P
     database.wake = consumer.wake
     doorbells.changed = doorbells_changed
     doorbells.stream = lambda: consumer.durable.stream if consumer.durable is not None else ""
-    monitor = DurableMonitor(client, bootstrap.durable, consumer, clock, health, stream_replicas)
+
     await stack.enter_async_context(answering_stats(client, snapshots(bootstrap, consumer.sequences).now))
     switches = SwitchMonitor(client, runner.set_switches)
     await until_available(switches.load, nats_unavailable)
-    return Parts(consumer, kernel, monitor, storage, database, runner, switches)
+    return Parts(consumer, kernel, durable_monitor, storage, database, runner, switches)
 
 
 async def _open_kernel(stack: AsyncExitStack, pool: PoolOptions, database: DatabaseMonitor) -> KernelStore:
@@ -148,6 +160,7 @@ def consumer_options(bootstrap: Bootstrap, replicas: int) -> ConsumerOptions:
 async def _session_key(
     settings: Settings, client: BusClient, replicas: int, on_unavailable: Callable[[Unavailable], None]
 ) -> bytes:
+    """Return the key of session identities: that of the settings, else the one that all executors share in NATS."""
     if settings.session.key is not None:
         return settings.session.key.get_secret_value().encode()
     return await until_available(lambda: shared_session_key(client, replicas), on_unavailable)

@@ -1,4 +1,8 @@
-"""The process of `serve`: runs the calls of a kernel until it is asked to end."""
+"""The process of `serve`: runs the calls of a kernel until it is asked to end.
+
+At the start it builds what needs no connection, waits for the kernel's servers, and starts the consumer of commands.
+At the end (`shutdown.py`) the consumer finishes running calls first (the *drain*), then connections are closed.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ from openapi_tool.service.memory import collect_garbage_rarely, set_malloc_thres
 from openapi_tool.service.process_parts import ProcessParts, open_process_parts, snapshots
 from openapi_tool.service.quota_parts import run_quotas
 from openapi_tool.settings import PREFIX, Settings, SettingsError
-from openapi_tool.settings.loading import ignored_variables
+from openapi_tool.settings.variables import ignored_variables
 from openapi_tool.shutdown import Shutdown, cancelled, end_process
 from openapi_tool.telemetry.health_server import health_server
 from openapi_tool.telemetry.logs import CALL_FIELDS, configure_logging, log_crash
@@ -43,24 +47,24 @@ def run(read: Callable[[], Settings], environment: Mapping[str, str], resolver: 
 
     `resolver` replaces DNS for the upstream's hosts in the embedded stack.
     """
-    limit = raise_file_limit()
-    asked = read()
+    file_limit = raise_file_limit()
+    wanted = read()
 
-    def read_and_fit() -> Settings:
-        return fit_to_file_limit(read(), limit)
+    def read_fitted() -> Settings:
+        return fit_to_file_limit(read(), file_limit)
 
-    bootstrap = build_bootstrap(fit_to_file_limit(asked, limit), environment)
-    settings = bootstrap.settings
-    level, log_format = settings.telemetry.log_level, settings.telemetry.log_format
-    configure_logging(level, log_format, bootstrap.redactor, background=True)
+    bootstrap = build_bootstrap(fit_to_file_limit(wanted, file_limit), environment)
+    telemetry = bootstrap.settings.telemetry
+    configure_logging(telemetry.log_level, telemetry.log_format, bootstrap.redactor, background=True)
     RECENT_WARNINGS.install(bootstrap.redactor)
-    list_projects(settings.telemetry.projects)
+    list_projects(telemetry.projects)
     _log_configuration(bootstrap, environment)
-    if problem := file_limit_problem(asked, limit):
+    problem = file_limit_problem(wanted, file_limit)
+    if problem is not None:
         log.warning("%s", problem, extra={"action": "open_files.short"})
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         try:
-            runner.run(_serve(Reloader(bootstrap, read_and_fit, environment), resolver))
+            runner.run(_serve(Reloader(bootstrap, read_fitted, environment), resolver))
         except SettingsError:  # a port that cannot be used; nothing has begun
             raise
         except Exception as error:  # noqa: BLE001 - a normal end of the process might take minutes
@@ -70,6 +74,7 @@ def run(read: Callable[[], Settings], environment: Mapping[str, str], resolver: 
 
 
 async def _serve(reloader: Reloader, resolver: Resolver | None) -> None:
+    """Run all tasks of the process until the end is requested or one of them fails; then close everything."""
     bootstrap = reloader.bootstrap
     kernel = _Kernel()
     shutdown = Shutdown(bootstrap.settings.executor, lambda: kernel.running)
@@ -103,7 +108,7 @@ async def _serve(reloader: Reloader, resolver: Resolver | None) -> None:
 
 @dataclass(slots=True)
 class _Kernel:
-    """The consumer of the kernel's commands; None until the servers are connected."""
+    """Holds the consumer of the kernel's commands, which is None until the servers are connected."""
 
     consumer: CommandConsumer | None = None
 
@@ -120,7 +125,10 @@ class _Kernel:
 
 @dataclass(frozen=True, slots=True)
 class _Process:
-    """State of the process. `connections` are closed after the drain: running calls need permits from NATS."""
+    """What the tasks of the process share.
+
+    `connections` (to NATS and PostgreSQL) are closed after the drain, as running calls need both.
+    """
 
     shutdown: Shutdown
     connections: AsyncExitStack
@@ -130,6 +138,7 @@ class _Process:
 
 
 async def _serve_kernel(bootstrap: Bootstrap, process: _Process) -> None:
+    """Run the kernel's calls until the end is requested; then let running ones finish."""
     CALL_FIELDS.set(lambda: {"protocol": bootstrap.version})  # every task of a call inherits it
     shutdown = process.shutdown
     parts = await shutdown.unless_requested(assemble(process.connections, bootstrap, process.parts))
@@ -150,16 +159,19 @@ async def _serve_kernel(bootstrap: Bootstrap, process: _Process) -> None:
         shutdown.begin()
         background.cancel()  # awaited after the drain: a check of a server that hangs ends only seconds later
         with shutdown.step("drain"):
-            # The last third of the time is for the steps after the drain (`shutdown.py`).
+            # Two thirds of `hand_back_s` for commits and handing back; the last one for the steps after the drain
+            # (`shutdown.py`).
             await parts.consumer.stop(shutdown.calls_left_s, bootstrap.settings.executor.hand_back_s * 2 / 3)
             await cancelled(background)
 
 
 async def _serve_health(stack: AsyncExitStack, bootstrap: Bootstrap) -> None:
+    """Start the health server if the settings name a port. Raises SettingsError."""
     options = bootstrap.settings.health
     if options.port:
         page = snapshots(bootstrap) if options.page else None
-        connections = health_connections(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        connections = health_connections(soft_limit)
         server = health_server(options.host, options.port, bootstrap.health, page, connections, options.allowed_hosts)
         try:
             await stack.enter_async_context(server)
@@ -187,12 +199,14 @@ async def _background_tasks(parts: Parts, bootstrap: Bootstrap) -> None:
 
 
 async def _monitor_database(parts: Parts, every_s: float) -> None:
+    """Check the database again and again."""
     while True:
         await parts.database.check(parts.kernel, idle=not parts.consumer.running)
         await asyncio.sleep(every_s)
 
 
 def _log_configuration(bootstrap: Bootstrap, environment: Mapping[str, str]) -> None:
+    """Log the effective settings, and a warning for whatever may be a mistake in them."""
     settings, missing = bootstrap.settings, bootstrap.secrets.missing()
     keys = {variable: "missing" if variable in missing else "set" for variable in sorted(bootstrap.secrets.allowed)}
     log.info(

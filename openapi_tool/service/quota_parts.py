@@ -1,4 +1,4 @@
-"""Parts of the service that share quotas: in the kernel's NATS, or in another one."""
+"""Sharing of quotas (rate limits and budgets) with other processes: in the kernel's NATS, or in another one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from openapi_tool.telemetry.health import QUOTAS, Dependency, Health
 
 
 async def share_quotas(stack: AsyncExitStack, client: BusClient, process_parts: ProcessParts, replicas: int) -> None:
-    """Store the records of quotas in this NATS."""
+    """Let limits and budgets share their records in this NATS from now on."""
     await stack.enter_async_context(process_parts.limit_records.connected(process_parts.limiter, client, replicas))
     with suppress(Unavailable):  # blocked keys are then detected by their next refusal
         await process_parts.limiter.keys.load()

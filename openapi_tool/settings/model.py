@@ -1,7 +1,8 @@
-"""Model of all settings.
+"""The settings: all sections together, with the checks that concern several sections.
 
 Sources in ascending precedence: defaults, the kernel's `config.toml`, the executor's TOML file, short names of
-variables, `OPENAPI_TOOL__SECTION__KEY`, flags.
+variables, `OPENAPI_TOOL__SECTION__KEY`, flags. The section of a component is the options class of that component; other
+sections are in `sections.py`.
 """
 
 from __future__ import annotations
@@ -9,14 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from copy import copy
-from dataclasses import field
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, field_validator, model_validator
-from pydantic.dataclasses import dataclass as validated
-from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import Field, PrivateAttr, model_validator
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
-from openapi_tool.dsn import ESCAPE
 from openapi_tool.environment import DEFAULT_AUTH_ENV, PREFIX
 from openapi_tool.jina.options import CacheOptions, EgressOptions, RetryOptions
 from openapi_tool.jina.url_policy import UrlPolicy
@@ -26,132 +24,35 @@ from openapi_tool.options.executor import ExecutorOptions
 from openapi_tool.options.gateway import GatewayOptions
 from openapi_tool.options.isolation import IsolationOptions
 from openapi_tool.options.postgres import PostgresOptions
-from openapi_tool.options.section import HostNames, Options, Seconds, split
-from openapi_tool.options.tools import ToolOptions
-from openapi_tool.protocol.dialect import DEFAULT_VERSION, ProtocolVersion, namespace_of
+from openapi_tool.options.section import Options
+from openapi_tool.protocol.dialect import namespace_of
 from openapi_tool.protocol.subjects import default_durable
 from openapi_tool.quotas.options import LimitOptions
 from openapi_tool.settings.sections import (
     TARGET,
-    ActorId,
-    JinaToolSettings,
+    HealthSettings,
+    ProtocolSettings,
     SecretsSettings,
+    SessionSettings,
+    TelemetrySettings,
+    ToolsSettings,
 )
 from openapi_tool.settings.sources import file_sources, kernel_remarks
 from openapi_tool.tools.key_shapes import looks_like_a_key
 from openapi_tool.tools.policy import Policy
-from openapi_tool.tools.secret_variables import Secret, is_executors_own
-from openapi_tool.tools.session_identities import MIN_KEY_BYTES
-from openapi_tool.urls import HTTP_SCHEMES, ServerUrl, checked_address, parse_url
-
-_TOKEN = r"^([A-Za-z0-9_-]+|\*)$"  # noqa: S105 - a subject's token
-
-
-@validated(frozen=True)
-class ProtocolSettings(Options):
-    """Protocol version and identity."""
-
-    version: ProtocolVersion = Field(default=DEFAULT_VERSION, description="Protocol version of the kernel.")
-    target: str = Field(
-        default="jina", pattern=r"^[A-Za-z0-9_-]+$", description="Tool target, a subject's seventh token."
-    )
-    actor_id: ActorId = Field(
-        default="tool.openapi",
-        pattern=r"^tool\.\S+$",
-        description="Author of result cards; must start with `tool.`; `{target}` in it stands for the tool target.",
-    )
-    project: str = Field(default="*", pattern=_TOKEN, description="Run only the commands of this project; `*` for all.")
-    channel: str = Field(default="*", pattern=_TOKEN, description="Run only the commands of this channel; `*` for all.")
-
-
-@validated(frozen=True)
-class ToolsSettings(ToolOptions):
-    """Limits of tool calls."""
-
-    jina: Annotated[
-        JinaToolSettings,
-        Field(
-            description="Secret arguments and their variables: `envs` for all targets, `services.TARGET.envs` for one."
-        ),
-    ] = field(default_factory=JinaToolSettings)
-
-
-def _is_long_enough(key: Secret) -> Secret:
-    """Check the length here, as pydantic's message would tell it."""
-    if len(key.get_secret_value()) < MIN_KEY_BYTES:
-        raise ValueError(f"must have at least {MIN_KEY_BYTES} characters")
-    return key
-
-
-SessionKey = Annotated[Secret, AfterValidator(_is_long_enough), Field(json_schema_extra={"minLength": MIN_KEY_BYTES})]
-
-
-@validated(frozen=True)
-class SessionSettings(Options):
-    """Session identities."""
-
-    key: SessionKey | None = Field(
-        default=None,
-        description="HMAC key of session identities, at least 16 bytes; by default generated and stored in NATS.",
-    )
-
-
-@validated(frozen=True)
-class HealthSettings(Options):
-    """Server of /livez, /readyz and /metrics; one request per connection, within 5 seconds."""
-
-    host: Annotated[str, AfterValidator(checked_address)] = Field(
-        default="127.0.0.1", description="Address to listen on; 0.0.0.0 in a pod."
-    )
-    port: int = Field(default=0, ge=0, le=65535, description="Port to listen on; 0 starts no server.")
-    check_interval_s: Seconds = Field(default=1, description="Health check interval in seconds.")
-    page: bool = Field(
-        default=False, description="Serve a status page of this replica at `/`, with ids of calls and no payloads."
-    )
-    allowed_hosts: HostNames = Field(
-        default=(),
-        max_length=100,
-        description="Public names under which metrics, `/readyz` and the page are read, beside addresses and internal "
-        "names; comma-separated in the environment.",
-    )
-
-
-@validated(frozen=True)
-class TelemetrySettings(Options):
-    """Logs, traces and metrics."""
-
-    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Lowest level logged.")
-    log_format: Literal["json", "console"] = Field(
-        default="json", description="`json` for machines, `console` for people."
-    )
-    otlp_endpoint: str | None = Field(default=None, description="URL of an OTLP/HTTP collector for traces.")
-    otlp_metrics_endpoint: str | None = Field(default=None, description="URL of an OTLP/HTTP collector for metrics.")
-    otlp_metrics_interval_s: Seconds = Field(default=30, description="Seconds between exports of the metrics.")
-    trace_ratio: float = Field(default=1, ge=0, le=1, description="Fraction (0 to 1) of the sampled traces to export.")
-    projects: Annotated[tuple[str, ...], NoDecode, BeforeValidator(split)] = Field(
-        default=(),
-        max_length=100,
-        description="Projects that get a label in the metrics of calls and tokens, at most 100.",
-    )
-
-    @field_validator("otlp_endpoint", "otlp_metrics_endpoint")
-    @classmethod
-    def _check_collector_url(cls, url: str | None) -> str | None:
-        if url is not None:
-            try:
-                parse_url(url, HTTP_SCHEMES)
-            except ValueError as problem:
-                raise ValueError(f"{problem}; must look like https://host:4318/v1/…, and {ESCAPE}") from None
-        return url
-
+from openapi_tool.tools.secret_variables import is_executors_own
+from openapi_tool.urls import HTTP_SCHEMES, ServerUrl, parse_url
 
 T = TypeVar("T", bound=Options)
 
 
 def with_values(options: T, **values: Any) -> T:
-    """Return a copy with other values, unvalidated: a file may be gone meanwhile."""
+    """Return a copy with other values, which are not validated.
+
+    `dataclasses.replace` would validate all values again, and a file that one of them names may be gone meanwhile.
+    """
     changed = copy(options)
-    changed.__dict__.update(values)
+    changed.__dict__.update(values)  # the class is frozen, so `setattr` is refused
     return changed
 
 
@@ -198,31 +99,43 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _lower_max_lost_runs(self) -> Settings:
-        """Lower max_lost_runs so that these runs fit into a worker's wait: a later result would be refused."""
+        """Lower max_lost_runs so that these runs fit into the time that a worker waits; it refuses a later result.
+
+        A lost run is a run of a command whose process has died. NATS redelivers the command `ack_wait_s` later.
+        """
         wait_s = self.executor.worker_timeout_s - self.executor.commit_margin_s
         ack_wait_s = self.nats.ack_wait_s
-        fitting = max(1, math.ceil(wait_s / ack_wait_s) - 1)
+        fitting = max(1, math.ceil(wait_s / ack_wait_s) - 1)  # the most for which fitting * ack_wait_s < wait_s
         if fitting < self.executor.max_lost_runs:
             self._remarks.append(
                 f"executor.max_lost_runs is lowered from {self.executor.max_lost_runs} to {fitting}: times "
                 f"nats.ack_wait_s ({ack_wait_s:g} s) it must be less than executor.worker_timeout_s less "
                 f"executor.commit_margin_s ({wait_s:g} s), or a call that lost its executors is answered too late"
             )
-            object.__setattr__(self, "executor", with_values(self.executor, max_lost_runs=fitting))
+            lowered = with_values(self.executor, max_lost_runs=fitting)
+            object.__setattr__(self, "executor", lowered)  # the model is frozen
+        return self
+
+    @model_validator(mode="after")
+    def _requeue_delay_fits(self) -> Settings:
+        """Refuse a delay after which no worker waits for the call any more."""
+        wait_s = self.executor.worker_timeout_s - self.executor.commit_margin_s
         if self.executor.requeue_delay_s >= wait_s:
             raise ValueError("executor.requeue_delay_s must be less than the time that a worker waits; lower it")
         return self
 
     @model_validator(mode="after")
     def _limits_name_keys_of_tools(self) -> Settings:
+        """Refuse limits for the key in a variable that no tool may use: they would have no effect."""
         allowed = {name.upper() for name in self.tool_variables}
         for section in ("keys", "pools"):
             for name in getattr(self.limits, section):
                 if name.upper() not in allowed:  # may be a key that was pasted here
                     shown = "a variable" if looks_like_a_key(name) else name
                     raise ValueError(f"limits.{section}: no tool may use {shown}; add it to secrets.allowed_env")
-        if own := next(filter(is_executors_own, self.limits.pooled), None):
-            raise ValueError(f"limits.pools: {own} is one of the executor's own settings; remove it")
+        for name in self.limits.pooled:
+            if is_executors_own(name):
+                raise ValueError(f"limits.pools: {name} is one of the executor's own settings; remove it")
         return self
 
     @property
@@ -238,7 +151,7 @@ class Settings(BaseSettings):
 
     @property
     def durable(self) -> str:
-        """Return the name of the durable."""
+        """Return the name of the durable, JetStream's record of which commands are delivered and acknowledged."""
         return self.nats.durable or default_durable(self.protocol.version, self.protocol.target)
 
     @property
@@ -254,13 +167,17 @@ class Settings(BaseSettings):
     def secret_values(self) -> Iterator[tuple[str, str]]:
         """Yield every secret in the settings, with the name of its setting."""
         secrets = [("session.key", self.session.key)]
-        parts = [(f"{section}.{name}", url.credentials) for section, name, url in self._urls()]
+        in_urls = [(f"{section}.{key}", url.credentials) for section, key, url in self._urls()]
         for section, nats in self.nats_connections:
             secrets += [(f"{section}.password", nats.password), (f"{section}.token", nats.token)]
-            parts += [(f"{section}.servers", url.credentials) for url in nats.parsed]
-        parts.append(("postgres.dsn", self.postgres.parsed.credentials))
-        yield from ((name, secret.get_secret_value()) for name, secret in secrets if secret is not None)
-        yield from ((name, part) for name, credentials in parts for part in credentials)
+            in_urls += [(f"{section}.servers", url.credentials) for url in nats.parsed]
+        in_urls.append(("postgres.dsn", self.postgres.parsed.credentials))
+        for name, secret in secrets:
+            if secret is not None:
+                yield name, secret.get_secret_value()
+        for name, credentials in in_urls:
+            for credential in credentials:
+                yield name, credential
 
     @property
     def nats_connections(self) -> list[tuple[str, NatsConnection]]:
@@ -271,11 +188,13 @@ class Settings(BaseSettings):
         return connections
 
     def _urls(self) -> Iterator[tuple[str, str, ServerUrl]]:
+        """Yield section, key and value of each setting that is a single URL, which may contain a password."""
         if self.egress.proxy is not None:
             yield "egress", "proxy", parse_url(self.egress.proxy.get_secret_value(), HTTP_SCHEMES)
-        for name in ("otlp_endpoint", "otlp_metrics_endpoint"):
-            if (url := getattr(self.telemetry, name)) is not None:
-                yield "telemetry", name, parse_url(url, HTTP_SCHEMES)
+        for key in ("otlp_endpoint", "otlp_metrics_endpoint"):
+            url = getattr(self.telemetry, key)
+            if url is not None:
+                yield "telemetry", key, parse_url(url, HTTP_SCHEMES)
 
     def shown(self) -> dict[str, Any]:
         """Return the effective settings for display, with masked credentials."""
@@ -285,8 +204,8 @@ class Settings(BaseSettings):
         shown["nats"]["durable"] = self.durable
         if self.quotas.nats is not None:
             shown["quotas"]["nats"]["servers"] = [url.shown for url in self.quotas.nats.parsed]
-        for section, name, url in self._urls():
-            shown[section][name] = url.shown
+        for section, key, url in self._urls():
+            shown[section][key] = url.shown
         return shown
 
     @classmethod
@@ -298,9 +217,11 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return the sources by precedence."""
+        """Return the sources in descending precedence (called by pydantic-settings)."""
         del dotenv_settings, file_secret_settings
-        if isinstance(env_settings, EnvSettingsSource):  # each section searches all variables: pass ours only
-            own = (item for item in env_settings.env_vars.items() if item[0].startswith(PREFIX.lower()))
-            env_settings.env_vars = dict(own)
+        if isinstance(env_settings, EnvSettingsSource):
+            # Each section searches all variables, so pass ours only, which saves time.
+            env_settings.env_vars = {
+                name: value for name, value in env_settings.env_vars.items() if name.startswith(PREFIX.lower())
+            }
         return init_settings, env_settings, *file_sources(settings_cls)

@@ -130,8 +130,10 @@ class NatsKvRecords:
                 entry = await opened.get(key)
             except BucketNotFoundError:
                 return Stored()
-            except KeyNotFoundError as missing:  # a deleted key still has a revision
-                return Stored(None, (missing.entry.revision or 0) if missing.entry else 0)
+            except KeyNotFoundError as missing:
+                if missing.entry is None:
+                    return Stored()
+                return Stored(None, missing.entry.revision or 0)  # a deleted key still has a revision
         return Stored(entry.value or b"", entry.revision or 0)
 
     async def write(self, key: str, value: bytes, revision: int) -> int | None:

@@ -52,7 +52,7 @@ async def held_messages(client: Client, stream: str, subject: str, first: int = 
     replies = await client.subscribe(inbox)
     try:
         more = True
-        while more:
+        while more:  # once for each batch
             wanted = {"seq": first, "next_by_subj": subject, "batch": BATCH, "max_bytes": _BATCH_BYTES}
             await client.publish(f"$JS.API.DIRECT.GET.{stream}", orjson.dumps(wanted), reply=inbox)
             in_batch = True
@@ -98,12 +98,13 @@ class ListedKvRecords(NatsKvRecords):
         super().__init__(client, bucket, timeout_s)
         self._bus = client
         self._listed: dict[str, bytes] = {}
-        self._listed_at: object = None  # state of the stream of which `_listed` is the list
+        self._state_of_list: object = None  # the state that the stream had when `_listed` was read
 
     async def all(self) -> dict[str, bytes]:
         """Return all records by key; each write that was confirmed before is among them."""
         if not self._bus.is_connected:
-            raise Unavailable(": ".join(filter(None, ("NATS: no connection", self._bus.outage))))
+            outage = f": {self._bus.outage}" if self._bus.outage else ""
+            raise Unavailable(f"NATS: no connection{outage}")
         with self._errors():
             for _ in range(_TRIES):
                 listed = await self._list()
@@ -118,15 +119,15 @@ class ListedKvRecords(NatsKvRecords):
             info = await jetstream.stream_info(self.bucket.stream)
         except NotFoundError:
             return {}
-        state = info.state
-        mark = (info.created, state.first_seq, state.last_seq, state.messages)
-        if mark == self._listed_at:
+        counts = info.state
+        state = (info.created, counts.first_seq, counts.last_seq, counts.messages)  # differs after each write
+        if state == self._state_of_list:
             return self._listed
         listed, seen = await self._read_all()
         # What was read may come from a server that lags behind. The leader, which answers here, knows each write.
-        if not state.messages or seen >= await self._last_sequence():
+        if not counts.messages or seen >= await self._last_sequence():
             self._listed = listed
-            self._listed_at = mark
+            self._state_of_list = state
             return listed
         return None
 

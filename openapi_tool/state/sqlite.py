@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from openapi_tool.concurrency.background import in_background, repeat
 from openapi_tool.protocol.errors import Unavailable
@@ -47,13 +47,19 @@ _POLL_S = 0.25  # between two looks for records that other processes have change
 _FOREVER = 1e12  # seconds: some 30,000 years
 
 # Queries of texts. The name of a text begins with its owner and a dot: "p1.result.7" has the owner "p1.", and "a" has
-# the empty one.
+# the empty one. `_LARGEST` is the owner who has the most bytes in one bucket, and that bucket. `_LARGEST_FIRST` lists
+# that owner's texts there first, then all others; those that expire first come first.
 _OWNER = "substr(name, 1, instr(name, '.'))"
 _LARGEST = f"SELECT bucket, {_OWNER} FROM texts GROUP BY 1, 2 ORDER BY sum(bytes) DESC LIMIT 1"  # noqa: S608 - constant
 _LARGEST_FIRST = f"SELECT rowid, bytes FROM texts ORDER BY (bucket, {_OWNER}) = ({_LARGEST}) DESC, expires"  # noqa: S608
 
 _PURGES = "purges"  # bucket of one record without a value, whose revision is that of the last purge
 _LAST_PURGE = f"SELECT coalesce(max(revision), 0) FROM records WHERE bucket = '{_PURGES}'"  # noqa: S608
+
+
+class _Watcher(NamedTuple):
+    bucket: str
+    on_change: OnChange
 
 
 class StateFile:
@@ -67,9 +73,9 @@ class StateFile:
         self._connection = connection
         self._thread = ThreadPoolExecutor(1, "state")
         self._is_locked = False  # whether the last transaction has waited in vain for another process
-        self._watching: list[tuple[str, OnChange]] = []  # with the names of their buckets
+        self._watchers: list[_Watcher] = []
         self._polling: asyncio.Task[None] | None = None
-        self._seen = 0  # highest revision that the watching ones know of
+        self._seen = 0  # highest revision that the watchers know of
         self.purged = number(connection, _LAST_PURGE)
 
     @classmethod
@@ -145,33 +151,33 @@ class StateFile:
 
         It is called while the context is open.
         """
-        watcher = bucket, on_change
-        self._watching.append(watcher)
+        watcher = _Watcher(bucket, on_change)
+        self._watchers.append(watcher)
         if self._polling is None:
-            self._seen = (await self.read("SELECT revision FROM counter", ()))[0][0]
+            [(revision,)] = await self.read("SELECT revision FROM counter", ())
+            self._seen = revision
             self._polling = in_background(repeat(self._poll, _POLL_S, "the watch of the state file"), "state file")
         try:
             yield
         finally:
-            self._watching.remove(watcher)
+            self._watchers.remove(watcher)
 
     async def _poll(self) -> None:
         with suppress(Unavailable):  # the next read or write reports it
             await self._notify()
 
     async def _notify(self) -> None:
-        """Tell the watching ones which records were changed or purged since the last time."""
+        """Tell the watchers which records were changed or purged since the last time."""
         query = "SELECT bucket, key, CAST(value AS BLOB), revision FROM records WHERE revision > ? ORDER BY revision"
         for bucket, key, value, revision in await self.read(query, (self._seen,)):
             self._seen = max(self._seen, revision)
             if bucket == _PURGES:
                 self.purged = revision
-                # All buckets were emptied.
-                for _, on_change in list(self._watching):
-                    on_change(ALL_RECORDS, Stored(None, revision))
-            for watched, on_change in list(self._watching):
-                if watched == bucket:
-                    on_change(key, Stored(value, revision))
+                for watcher in list(self._watchers):  # of all buckets
+                    watcher.on_change(ALL_RECORDS, Stored(None, revision))
+            for watcher in list(self._watchers):
+                if watcher.bucket == bucket:
+                    watcher.on_change(key, Stored(value, revision))
 
     async def read(self, query: str, values: tuple[object, ...]) -> list[tuple[Any, ...]]:
         """Return the rows of a query, which runs in the thread of the file and takes no write lock.

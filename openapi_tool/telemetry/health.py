@@ -1,4 +1,8 @@
-"""Readiness of this process: the state of each dependency, and the body of `/readyz`."""
+"""Readiness of this process: the state of each dependency, and the body of `/readyz`.
+
+A *dependency* is what calls need: PostgreSQL, NATS, the durable consumer of commands (the record in JetStream of what
+is delivered and acknowledged), and the other records in JetStream. Monitors report each (`Health.record`).
+"""
 
 from __future__ import annotations
 
@@ -51,7 +55,7 @@ class Dependency:
 
 @dataclass(slots=True)
 class Health:
-    """Dependencies by name; ready while all are available and the process does not drain.
+    """Dependencies by name; ready while all are available and the process does not drain (finish its calls to stop).
 
     `clock_offset_s` is the local clock's offset from the NATS server's. The parts of the process set the functions:
 
@@ -77,7 +81,8 @@ class Health:
     def record(self, name: str, *, ok: bool, reason: str = "") -> bool:
         """Record the state of a dependency; return whether `ok` changed.
 
-        While it is unavailable each reason is logged once a minute: behind a pooler it can change many times.
+        A change is logged. While the dependency is unavailable, each new reason is, too, once a minute: behind a pooler
+        the reason can change many times.
         """
         dependency = self.dependencies[name]
         changed = dependency.ok != ok
@@ -119,10 +124,10 @@ class Health:
         """Return the body of /readyz."""
         dependencies = {name: dependency.as_json() for name, dependency in self.dependencies.items()}
         offset_s = None if self.clock_offset_s is None else round(self.clock_offset_s, 3)
+        # Whoever can read /readyz need not know the projects.
+        limits = [{name: limit[name] for name in limit if name != "waiting_by_project"} for limit in self.limits()]
         optional = {
-            "limits": [
-                {name: limit[name] for name in limit if name != "waiting_by_project"} for limit in self.limits()
-            ],
+            "limits": limits,
             "keys": list(self.keys()),
             "budgets_by_last_known_state": self.redact(self.budget_outage()),
         }

@@ -1,4 +1,4 @@
-"""HTTP server for probes, metrics and a status page, bounded against hostile clients.
+"""HTTP server for probes (/livez, /readyz), metrics and a status page, bounded against hostile clients.
 
 Clients do not authenticate, and their sockets use file descriptors that calls need, too. So a connection carries one
 request and lasts a few seconds, and the oldest is closed when there are too many: probes are answered however many
@@ -25,10 +25,15 @@ MAX_CONNECTIONS = 64  # at a time; more are closed
 LIFE_S = 5.0
 """Lifetime of a connection in seconds."""
 MAX_REQUEST_BYTES = 128 * 1024
-"""Of one connection; the other limits allow a request of at most 70 kB."""
-METRICS_CACHE_S = 1.0
+"""Bytes that a connection may receive; the limits of aiohttp allow a request of at most 70 kB."""
+METRICS_CACHE_S = 1.0  # for which the text of /metrics is used again
 _LIVE = "/livez"
-_LIMITS: dict[str, Any] = {"max_line_size": 2_048, "max_field_size": 2_048, "max_headers": 32, "lingering_time": 0}
+_AIOHTTP_LIMITS: dict[str, Any] = {
+    "max_line_size": 2_048,
+    "max_field_size": 2_048,
+    "max_headers": 32,
+    "lingering_time": 0,
+}
 
 Routes = dict[str, Callable[[web.Request], Any]]
 
@@ -60,24 +65,28 @@ async def health_server(
     if snapshots is not None:
         handlers |= _page(snapshots)
     app.add_routes(web.get(path, handler) for path, handler in handlers.items())
-    runner = web.AppRunner(app, access_log=None, handle_signals=False, **_LIMITS)
+    runner = web.AppRunner(app, access_log=None, handle_signals=False, **_AIOHTTP_LIMITS)
     await runner.setup()
-    connections: dict[_Connection, None] = {}
-    serve = cast("Callable[[], asyncio.Protocol]", runner.server)
+    connections: dict[_Connection, None] = {}  # open ones, the oldest first
+    new_http_protocol = cast("Callable[[], asyncio.Protocol]", runner.server)
     loop = asyncio.get_running_loop()
-    # Below the maximum: connections accepted together never close each other before being read.
+    # How many connections may be accepted together. Below the maximum, so that they do not close each other before
+    # they are read.
     backlog = max(1, max_connections // 2)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(runner.cleanup)
         listening = await loop.create_server(
-            lambda: _Connection(serve(), connections, max_connections), host, port, backlog=backlog
+            lambda: _Connection(new_http_protocol(), connections, max_connections), host, port, backlog=backlog
         )
         stack.callback(listening.close)
         yield listening.sockets[0].getsockname()[1]
 
 
 class _Connection(asyncio.Protocol):
-    """aiohttp connection with limits of time, number and bytes; aiohttp alone waits an hour for a request."""
+    """Connection with limits of time, number and bytes around one of aiohttp, which alone waits an hour for a request.
+
+    It is a protocol of asyncio: a transport calls its methods, which call those of aiohttp's protocol (`inner`).
+    """
 
     def __init__(self, inner: asyncio.Protocol, connections: dict[_Connection, None], max_connections: int) -> None:
         self._inner = inner
@@ -89,7 +98,8 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         if len(self._connections) >= self._max_connections:
-            next(iter(self._connections)).abort()
+            oldest = next(iter(self._connections))
+            oldest.abort()
         self._connections[self] = None
         self._transport = cast("asyncio.Transport", transport)
         self._end = asyncio.get_running_loop().call_later(LIFE_S, self.abort)
@@ -137,16 +147,19 @@ async def _close_afterwards(request: web.Request, handler: Handler) -> web.Strea
 
 
 def _refusing_public_names(allowed: Collection[str]) -> Middleware:
-    """Refuse DNS rebinding: a web page whose host name resolves to this server would read names of projects and keys.
+    """Refuse requests to a public name that is not allowed, against DNS rebinding.
 
-    Probes and scrapers use addresses or internal names. Some load balancers send no Host, which no browser does.
+    That is an attack by a web page whose own host name resolves to this server. The browser would let the page read the
+    names of projects and keys. Probes and scrapers use addresses or internal names. Some load balancers send no Host,
+    which no browser does.
     """
 
     @web.middleware
     async def refuse(request: web.Request, handler: Handler) -> web.StreamResponse:
-        given = request.headers.getall("Host", [])
-        name = host_of_header(given[0]) if len(given) == 1 else None
-        if request.path != _LIVE and given and not is_internal(name) and name not in allowed:
+        hosts = request.headers.getall("Host", [])
+        name = host_of_header(hosts[0]) if len(hosts) == 1 else None
+        may_be_browser = bool(hosts)
+        if request.path != _LIVE and may_be_browser and not is_internal(name) and name not in allowed:
             raise web.HTTPMisdirectedRequest(
                 text="use an address or an internal name, or add the name in Host to health.allowed_hosts\n"
             )
@@ -156,7 +169,7 @@ def _refusing_public_names(allowed: Collection[str]) -> Middleware:
 
 
 def _probes(health: Health) -> Routes:
-    metrics = cached(TTLCache(1, METRICS_CACHE_S))(exposition)  # it blocks the event loop for milliseconds
+    cached_exposition = cached(TTLCache(1, METRICS_CACHE_S))(exposition)  # to make it takes milliseconds
 
     async def live(_: web.Request) -> web.Response:
         return web.json_response({"live": True})
@@ -165,7 +178,7 @@ def _probes(health: Health) -> Routes:
         return web.json_response(health.as_json(), status=200 if health.ready else 503)
 
     async def scrape(_: web.Request) -> web.Response:
-        return web.Response(body=metrics(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return web.Response(body=cached_exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     return {_LIVE: live, "/readyz": ready, "/metrics": scrape}
 

@@ -1,4 +1,4 @@
-"""Lag of the event loop: how late a timer is."""
+"""Lag of the event loop: how late a timer is, because a computation has blocked the loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Snapshot of this process for `top` and the status page: rates, rows, health, warnings and the last calls."""
+"""Snapshot of this process for `openapi-tool top` and the status page: rates, health, warnings and the last calls.
+
+A snapshot is a JSON object. `nats_records/statistics_schema.py` describes it, and docs/operations.md its fields.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from openapi_tool.telemetry.upstream_waits import UPSTREAM_WAITS
 from openapi_tool.tools.wording import short
 
 WINDOW_S = 60.0
-"""Period of rates and latencies; shorter if `RECENT` cannot hold all of its calls."""
+"""Period of rates and latencies; shorter if `RECENT`, the list of the last calls, cannot hold all calls of a minute."""
 
 _MAX_ROWS = 20  # of a table of the status page
 _MAX_CALLS = 20  # the newest, on the status page
@@ -43,8 +46,10 @@ _DURABLE_GAUGES = {
 class Snapshots:
     """Makes snapshots, at most two a second, since any client may request them.
 
-    `limits` are settings, those of `health` rate limits. `work` returns the held commands. `protocol` and `durable` are
-    empty without a kernel.
+    - `instance`: name of this replica.
+    - `limits`: settings that are shown (rate limits are in `health`).
+    - `protocol`, `durable`: version and durable consumer of the kernel; empty without a kernel.
+    - `work`: returns the commands that this replica holds, running and waiting.
     """
 
     instance: str
@@ -66,9 +71,10 @@ class Snapshots:
 
     def _snapshot(self, now: float) -> Mapping[str, Any]:
         recent = [call for call in RECENT if now - call.ended <= WINDOW_S]
-        # A full list may cover less than the window.
-        full = len(RECENT) == RECENT.maxlen and len(recent) == len(RECENT)
-        window_s = now - recent[0].ended if full else WINDOW_S
+        window_s = WINDOW_S
+        is_full = len(RECENT) == RECENT.maxlen
+        if is_full and len(recent) == len(RECENT):  # earlier calls of the window were dropped from the list
+            window_s = now - recent[0].ended
         return {
             "instance": self.instance,
             "version": __version__,
@@ -84,7 +90,7 @@ class Snapshots:
             "upstream_keys": list(self.health.keys()),
             "upstream_waits": UPSTREAM_WAITS.snapshot(),
             "budgets": list(self.health.budgets()),
-            "tools": _rows(recent),
+            "tools": _by_tool(recent),
             "errors": _errors(recent),
             "warnings": RECENT_WARNINGS.snapshot(),
             "log_lines_dropped": round(_number(metrics.LOG_LINES_DROPPED)),
@@ -97,6 +103,7 @@ class Snapshots:
 
 
 def _number(instrument: Instrument) -> float:
+    """Return the value of an instrument without labels."""
     (sample,) = samples(instrument)
     return round(sample.value, 1)
 
@@ -114,20 +121,22 @@ def _rates(calls: Sequence[CallFacts], window_s: float) -> dict[str, Any]:
 
 
 def _phases(calls: Sequence[CallFacts]) -> dict[str, int | None]:
+    """Return the 95th percentile of the milliseconds of each phase; None if no call had it."""
     seconds = {
         "queue": [call.age_s for call in calls],
         "load": [call.loaded - call.began for call in calls],
         "permit": [call.permit_s for call in calls if call.permit_s is not None],
-        "commit": [call.commit[1] - call.commit[0] for call in calls if call.commit],
+        "commit": [end - begin for begin, end in (call.commit for call in calls if call.commit)],
     }
     return {phase: _quantile_ms(sorted(values), 0.95) for phase, values in seconds.items()}
 
 
-def _quantile_ms(seconds: Sequence[float], share: float) -> int | None:
-    if not seconds:
+def _quantile_ms(sorted_seconds: Sequence[float], share: float) -> int | None:
+    """Return the milliseconds that this share of calls (0.95: 95 %) does not exceed; None without calls."""
+    if not sorted_seconds:
         return None
-    place = min(len(seconds) - 1, int(share * len(seconds)))
-    return round(1000 * seconds[place])
+    index = min(len(sorted_seconds) - 1, int(share * len(sorted_seconds)))
+    return round(1000 * sorted_seconds[index])
 
 
 def _tool(call: CallFacts) -> str:
@@ -135,12 +144,13 @@ def _tool(call: CallFacts) -> str:
     return call.tool or short(call.function_name)
 
 
-def _rows(calls: Sequence[CallFacts]) -> list[dict[str, Any]]:
+def _by_tool(calls: Sequence[CallFacts]) -> list[dict[str, Any]]:
+    """Return the rates of each project and tool, those with the most calls first."""
     groups: dict[tuple[str, str], list[CallFacts]] = defaultdict(list)
     for call in calls:
         groups[call.ids["project_id"], _tool(call)].append(call)
-    most = sorted(groups.items(), key=lambda group: -len(group[1]))[:_MAX_ROWS]
-    return [{"project": project, "tool": tool, **_rates(group, WINDOW_S)} for (project, tool), group in most]
+    busiest = sorted(groups, key=lambda name: len(groups[name]), reverse=True)[:_MAX_ROWS]
+    return [{"project": project, "tool": tool, **_rates(groups[project, tool], WINDOW_S)} for project, tool in busiest]
 
 
 def _errors(calls: Sequence[CallFacts]) -> list[dict[str, Any]]:

@@ -1,6 +1,8 @@
 """HTML page of a replica: what is wrong in plain words, then numbers.
 
-What is wrong is written into the HTML, so that it shows without script; the script keeps it and the tables up to date.
+What is wrong is written into the HTML, so that it shows without script. The script reads /stats.json every two seconds,
+and keeps that and the tables up to date.
+
 Models and clients choose the ids that the page shows. So HTML is escaped, the script sets values as text only, and the
 Content-Security-Policy allows no other script.
 """
@@ -85,6 +87,7 @@ function show(found) {
 }
 load();
 """
+# Title of each table, by the id of its element.
 _TABLES = {
     "errors": "Failed calls, the last minute",
     "dependencies": "Dependencies",
@@ -99,6 +102,7 @@ _TABLES = {
 
 
 def _hash(text: str) -> str:
+    """Return the hash by which a Content-Security-Policy allows a script or style."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
@@ -112,6 +116,32 @@ HEADERS = {
 }
 
 
+def page(stats: Mapping[str, Any]) -> str:
+    """Return the page; its tables are empty until the script has loaded /stats.json."""
+    shown = with_problems(stats)
+    is_ready = (stats.get("health") or {}).get("ready")
+    is_bad = bool(shown["problems"]) or bool(stats.get("silent")) or not is_ready
+    tables = "".join(
+        f'<h2>{title}</h2><div class="wide"><table id="{name}"></table></div>' for name, title in _TABLES.items()
+    )
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>openapi-tool</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{_STYLE}</style></head><body><h1>openapi-tool</h1>"
+        f'<p id="state" role="status"{" class=bad" if is_bad else ""}>{escape(shown["state"])}</p>'
+        f'<ul id="problems">{_items(shown["problems"])}</ul>'
+        "<noscript>Without script this page shows the state at which it was loaded, and no tables. /stats.json has all "
+        "numbers, and /readyz and /metrics of the health server have the state and the metrics.</noscript>"
+        f'<h2 id="earlier-head"{"" if shown["earlier"] else " hidden"}>Earlier, within ten minutes</h2>'
+        f'<ul id="earlier">{_items(shown["earlier"])}</ul>'
+        f'<div id="tables" hidden>{tables}</div><script>{_SCRIPT}</script></body></html>'
+    )
+
+
+def _items(texts: Sequence[str]) -> str:
+    return "".join(f"<li>{escape(text)}</li>" for text in texts)
+
+
 def with_problems(stats: Mapping[str, Any]) -> dict[str, Any]:
     """Return a replica's statistics with its `state` in a sentence, its `problems`, and those of `earlier`."""
     found = found_problems([{**stats, "instance": ""}])  # all of them are this replica's
@@ -119,6 +149,7 @@ def with_problems(stats: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _state(stats: Mapping[str, Any], found: FoundProblems) -> str:
+    """Return the state of a replica as a sentence; `silent` is set by whoever asks it over NATS in vain."""
     health = stats.get("health")
     if not health:
         return "The replica has not answered yet."
@@ -131,29 +162,3 @@ def _state(stats: Mapping[str, Any], found: FoundProblems) -> str:
     if found.now:
         return "Ready, with problems."
     return f"Ready. No problem is known{but_noticed([stats])}."
-
-
-def page(stats: Mapping[str, Any]) -> str:
-    """Return the page; its tables are empty until the script has loaded /stats.json."""
-    shown = with_problems(stats)
-    bad = bool(shown["problems"] or stats.get("silent")) or not (stats.get("health") or {}).get("ready")
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>openapi-tool</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{_STYLE}</style></head><body><h1>openapi-tool</h1>"
-        f'<p id="state" role="status"{" class=bad" if bad else ""}>{escape(shown["state"])}</p>'
-        f'<ul id="problems">{_items(shown["problems"])}</ul>'
-        "<noscript>Without script this page shows the state at which it was loaded, and no tables. /stats.json has all "
-        "numbers, and /readyz and /metrics of the health server have the state and the metrics.</noscript>"
-        f'<h2 id="earlier-head"{"" if shown["earlier"] else " hidden"}>Earlier, within ten minutes</h2>'
-        f'<ul id="earlier">{_items(shown["earlier"])}</ul>'
-        '<div id="tables" hidden>'
-        + "".join(
-            f'<h2>{title}</h2><div class="wide"><table id="{name}"></table></div>' for name, title in _TABLES.items()
-        )
-        + f"</div><script>{_SCRIPT}</script></body></html>"
-    )
-
-
-def _items(texts: Sequence[str]) -> str:
-    return "".join(f"<li>{escape(text)}</li>" for text in texts)

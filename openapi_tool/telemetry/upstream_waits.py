@@ -1,4 +1,7 @@
-"""Upstream requests that wait for a response: what `top` and the page say about a host that does not answer."""
+"""Requests to Jina's hosts that wait for a response: what `top` and the status page say of a host that does not answer.
+
+`jina/client.py` reports when each request begins and ends.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,11 @@ _SHOWN_S = 60.0
 
 @dataclass(slots=True)
 class _Host:
-    """Begin of each open request, the oldest first.
+    """What is known of one host; times are on the monotonic clock.
 
-    `silent_since` is when the host answered last, or when the first request after a pause began. `unanswered_at` is
-    when a request last ended without a response since then.
+    - `open`: when each open request began, the oldest first, by the `id` of its attempt.
+    - `silent_since`: when the host answered last; if then nobody waited for it, when the next request began.
+    - `unanswered_at`: when a request last ended without a response since then.
     """
 
     open: dict[int, float] = field(default_factory=dict)
@@ -30,7 +34,7 @@ class _Host:
 
 
 class UpstreamWaits:
-    """Requests of this process by host; times are on the monotonic clock."""
+    """Requests of this process by host."""
 
     def __init__(self) -> None:
         self._hosts: dict[str, _Host] = {}
@@ -39,31 +43,32 @@ class UpstreamWaits:
         """Record that a request is sent now."""
         host = self._hosts.setdefault(attempt.host, _Host())
         if not host.is_waited_for(attempt.began):
-            host.silent_since, host.unanswered_at = attempt.began, None
+            host.silent_since = attempt.began
+            host.unanswered_at = None
         host.open[id(attempt)] = attempt.began
 
     def end(self, attempt: UpstreamAttempt) -> None:
-        """Record the end of a request; one that was cancelled says nothing about its host."""
+        """Record the end of a request."""
         host = self._hosts[attempt.host]
         del host.open[id(attempt)]
-        if attempt.http_status is not None:
-            host.silent_since, host.unanswered_at = time.monotonic(), None
-        elif attempt.seconds is not None:
+        was_answered = attempt.http_status is not None
+        was_cancelled = attempt.seconds is None  # which says nothing about the host
+        if was_answered:
+            host.silent_since = time.monotonic()
+            host.unanswered_at = None
+        elif not was_cancelled:
             host.unanswered_at = time.monotonic()
 
     def snapshot(self) -> list[dict[str, Any]]:
         """Return each host that is waited for: its open requests, the age of the oldest, and how long it is silent."""
         now = time.monotonic()
-        return [
-            {
-                "host": name,
-                "open": len(host.open),
-                "oldest_s": round(now - next(iter(host.open.values()), now), 1),
-                "silent_s": round(now - host.silent_since, 1),
-            }
-            for name, host in self._hosts.items()
-            if host.is_waited_for(now)
-        ]
+        shown = []
+        for name, host in self._hosts.items():
+            if host.is_waited_for(now):
+                oldest_began = next(iter(host.open.values()), now)
+                oldest_s, silent_s = round(now - oldest_began, 1), round(now - host.silent_since, 1)
+                shown.append({"host": name, "open": len(host.open), "oldest_s": oldest_s, "silent_s": silent_s})
+        return shown
 
 
 UPSTREAM_WAITS = UpstreamWaits()

@@ -25,8 +25,8 @@ from openapi_tool.kernel.jetstream.deliveries import delivery_of, shown_subject
 from openapi_tool.kernel.jetstream.held import HeldCommand
 from openapi_tool.kernel.jetstream.scheduler import FairScheduler
 from openapi_tool.kernel.jetstream.slots import Slots
-from openapi_tool.nats_client.connection_errors import LogBackoff
 from openapi_tool.nats_client.headers import parse_headers
+from openapi_tool.nats_client.log_backoff import LogBackoff
 from openapi_tool.nats_client.parser import Events, Parser
 from openapi_tool.nats_records import replica_statistics
 from openapi_tool.protocol.command import HEAD_BYTES, BodyDigest, Delivery

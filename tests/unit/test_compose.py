@@ -19,7 +19,7 @@ from openapi_tool.cli import app
 from openapi_tool.cli.kernel import NO_DATABASE
 from openapi_tool.local.servers import _binary as nats_server
 from openapi_tool.settings import given_values, load_settings
-from openapi_tool.settings.loading import ignored_variables
+from openapi_tool.settings.variables import ignored_variables
 from tests.requirements import requirement
 
 ROOT = Path(__file__).parents[2]

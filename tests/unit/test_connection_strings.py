@@ -22,7 +22,7 @@ from openapi_tool.environment import likely_secrets
 from openapi_tool.nats_client.login import file_problems
 from openapi_tool.nats_client.options import NatsOptions
 from openapi_tool.settings import Settings, SettingsError, load_settings
-from openapi_tool.settings.sources import DriverOptions
+from openapi_tool.settings.driver_options import DriverOptions
 from openapi_tool.urls import ServerUrl, parse_url
 from tests.requirements import requirement
 from tests.support import each

@@ -116,7 +116,7 @@ HOLDERS = {
     "jina/egress.py",
     "jina/network_failures.py",  # types of exceptions
     "jina/transport.py",
-    "telemetry/otlp.py",
+    "telemetry/otlp_collector.py",
     "telemetry/health_server.py",  # a server
     "cli/management_api.py",  # the command line's alone
     "testing.py",  # transports that send nothing

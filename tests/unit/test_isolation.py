@@ -227,7 +227,7 @@ async def test_worker_is_started_again_once_a_thread_can_be_started(
 async def test_worker_that_cannot_run_is_started_ever_more_seldom(
     pool: WorkerPool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("openapi_tool.isolation.process._TASKS", "no_such_module")
+    monkeypatch.setattr("openapi_tool.isolation.process._TASKS_MODULE", "no_such_module")
     pool.start()
     await asyncio.sleep(2)
     assert 1 <= len(of_action(caplog, "isolation.worker_lost")) <= 12  # of 80 without a wait

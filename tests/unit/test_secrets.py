@@ -47,9 +47,9 @@ from openapi_tool.protocol.errors import ToolError, ToolMisconfigured
 from openapi_tool.quotas.permits import Permit, PermitRequest, Unlimited
 from openapi_tool.service import process as service
 from openapi_tool.settings import Settings, SettingsError, load_settings
-from openapi_tool.settings.loading import secret_values
-from openapi_tool.settings.sources import DriverOptions
-from openapi_tool.telemetry import logs
+from openapi_tool.settings.driver_options import DriverOptions
+from openapi_tool.settings.known_secrets import secret_values
+from openapi_tool.telemetry.log_writer import LogWriter
 from openapi_tool.telemetry.logs import JsonFormatter
 from openapi_tool.telemetry.redact import MASK, MIN_SECRET_CHARS, Redactor, is_maskable, of_call
 from openapi_tool.tools.deadlines import Deadline
@@ -578,7 +578,7 @@ def test_a_record_that_cannot_be_redacted_is_not_written(capsys: pytest.CaptureF
         def __str__(self) -> str:
             raise ValueError(VALUE)
 
-    handler = logs._Handler(sys.stderr)  # noqa: SLF001 - configure_logging would change the whole process
+    handler = LogWriter(sys.stderr)  # configure_logging would change the whole process
     handler.setFormatter(JsonFormatter(Redactor([VALUE])))
     handler.handle(logging.makeLogRecord({"msg": "%s", "args": (Unprintable(),)}))
     written = capsys.readouterr().err

@@ -37,8 +37,8 @@ from openapi_tool.settings import (
     SettingsError,
     load_settings,
 )
-from openapi_tool.settings.loading import ignored_variables
 from openapi_tool.settings.sections import fields_of
+from openapi_tool.settings.variables import ignored_variables
 from openapi_tool.telemetry.redact import MASK
 from tests.requirements import requirement
 

@@ -44,7 +44,7 @@ from openapi_tool.quotas.key_record import KeyUse
 from openapi_tool.quotas.refused_keys import RefusedKeys
 from openapi_tool.service.file_limit import file_limit_problem, fit_to_file_limit, health_connections
 from openapi_tool.settings import Settings
-from openapi_tool.telemetry import calls, metrics, otlp
+from openapi_tool.telemetry import calls, metrics, otlp_spans
 from openapi_tool.telemetry import health_server as module
 from openapi_tool.telemetry.calls import RECENT, CallFacts
 from openapi_tool.telemetry.health import NATS, Health
@@ -61,7 +61,9 @@ from openapi_tool.telemetry.logs import (
     configure_logging,
     without_details,
 )
-from openapi_tool.telemetry.otlp import ExportingTracer, PeriodicExport
+from openapi_tool.telemetry.otlp_collector import CollectorSession
+from openapi_tool.telemetry.otlp_metrics import PeriodicExport
+from openapi_tool.telemetry.otlp_spans import ExportingTracer
 from openapi_tool.telemetry.recent_warnings import RECENT_WARNINGS, RecentWarnings
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.telemetry.replica_problems import found_problems
@@ -291,12 +293,12 @@ def test_a_span_shows_no_secret_in_name_attributes_events_and_status() -> None:
 @requirement("traces")
 def test_only_the_headers_of_a_collectors_response_are_read_and_no_redirect_is_followed() -> None:
     with collector(b"HTTP/1.1 200 OK\r\n\r\n", endless=True) as port:
-        answer = otlp.CollectorSession().post(f"http://127.0.0.1:{port}/v1/traces", data=b"x", timeout=5)
+        answer = CollectorSession().post(f"http://127.0.0.1:{port}/v1/traces", data=b"x", timeout=5)
         assert (answer.status_code, answer.text) == (200, "")
     for status in (302, 307):
         elsewhere = b"HTTP/1.1 %d Moved\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n" % status
         with collector(elsewhere) as port:
-            exporter = OTLPSpanExporter(endpoint=f"http://127.0.0.1:{port}/v1/traces", session=otlp.CollectorSession())
+            exporter = OTLPSpanExporter(endpoint=f"http://127.0.0.1:{port}/v1/traces", session=CollectorSession())
             assert exporter.export([]) is SpanExportResult.FAILURE, "nothing was stored, so it counts as dropped"
 
 
@@ -393,10 +395,10 @@ def test_spans_beyond_the_queue_are_dropped_and_counted(monkeypatch: pytest.Monk
             release.wait()
             return super().export(spans)
 
-    monkeypatch.setattr(otlp, "MAX_QUEUED", 100)
+    monkeypatch.setattr(otlp_spans, "MAX_QUEUED", 100)
     started, release = threading.Event(), threading.Event()
     exporter, before = Hanging(), spans_dropped()
-    monkeypatch.setattr(otlp, "_BATCH", 64)
+    monkeypatch.setattr(otlp_spans, "_BATCH", 64)
     tracer = ExportingTracer(exporter, REDACTOR)
 
     def call() -> None:
