@@ -669,8 +669,8 @@ GATEWAY = (
     ),
     Mutation(
         "gateway/calls.py",
-        " if may_store(definition, arguments) else None",
-        "",
+        "if may_store(definition, arguments):",
+        "if definition:",
         "tests/gateway/test_mcp.py::test_a_call_that_is_not_to_be_tracked_leaves_no_text",
     ),
     Mutation(
@@ -891,8 +891,8 @@ GATEWAY = (
     ),
     Mutation(
         "gateway/calls.py",
-        "self._slots.waiting_of(project) >= parts.executor.max_held - self._slots.waiting",
-        "self._slots.waiting >= parts.executor.max_held",
+        "if self._slots.waiting_of(project) >= free_places:",
+        "if free_places <= 0:",
         "tests/gateway/test_mcp_http.py::test_floods_of_several_projects_leave_places_for_another",
     ),
     Mutation(

@@ -85,13 +85,13 @@ class CallProgress:
 class RunningCall:
     """A call while it runs.
 
-    `given` are the arguments of the model, not yet checked. `call` is what the engine records of the call, such as its
-    requests to the upstream. `began` is on the monotonic clock, in seconds.
+    `unchecked_arguments` are those of the model. `call` is what the engine records of the call, such as its requests to
+    the upstream. `wait` says whether the call waits now. `began` is on the monotonic clock, in seconds.
     """
 
     caller: Caller
     tool: GatewayTool
-    given: Mapping[str, Any]
+    unchecked_arguments: Mapping[str, Any]
     call: Call
     wait: WaitRecord
     began: float = field(default_factory=time.monotonic)
@@ -105,7 +105,7 @@ class RunningCall:
     def progress(self) -> CallProgress:
         """How far the call is. An item is an element of the list argument, such as one of several urls."""
         list_argument = self.tool.definition.built_in.list_argument or ""
-        elements = self.given.get(list_argument)
+        elements = self.unchecked_arguments.get(list_argument)
         items = len(elements) if isinstance(elements, list) and elements else 1
         attempts = self.call.attempts
         done = sum(attempt.http_status == HTTPStatus.OK and attempt.seconds is not None for attempt in attempts)
@@ -126,13 +126,14 @@ class Answer:
     """Result of a call.
 
     - `call_id`: id by which `inspect` finds the call; None if there is no such tool, so nothing ran.
-    - `key`: name under which the result is stored if nobody takes it; None if it must not be stored, or cost nothing.
+    - `result_name`: name under which the result is stored if nobody takes it; None if it must not be stored, or cost
+      nothing.
     - `may_store`: whether the result may be stored at all: nothing in the call says "do not track".
     """
 
     fields: ResultFields
     call_id: str | None = None
-    key: str | None = None
+    result_name: str | None = None
     may_store: bool = False
 
     @property

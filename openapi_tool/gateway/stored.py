@@ -102,7 +102,7 @@ class UntakenResults:
         return ResultFields(**found, cached=True)
 
 
-def call_key(identity: CallIdentity, definition: ToolDefinition, arguments: Mapping[str, Any]) -> str:
+def name_of_result(identity: CallIdentity, definition: ToolDefinition, arguments: Mapping[str, Any]) -> str:
     """Return the name by which an identical call of the same caller finds a result.
 
     Raises TypeError for arguments that are no JSON.

@@ -70,7 +70,7 @@ class StdioTransport:
 
     def on_answer(self, request_id: RequestId, answer: Answer) -> None:
         """Remember an answer until it is written."""
-        if answer.key is not None:
+        if answer.result_name is not None:
             self._answers[request_id] = answer
 
     @asynccontextmanager
