@@ -171,6 +171,6 @@ def _message(progress: CallProgress) -> str:
     parts = []
     if progress.items > 1:
         parts.append(f"{progress.done} of {progress.items} done")
-    if progress.waits:
+    if progress.is_waiting:
         parts.append("waiting for a permit of the rate limit, or for a retry")
     return ", ".join(parts) or "waiting for the upstream"
