@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from openapi_tool.bootstrap import Bootstrap
-    from openapi_tool.gateway.nats_state import NatsRows
+    from openapi_tool.gateway.nats_rows import NatsRows
     from openapi_tool.nats_client.client import BusClient
 
 T = TypeVar("T")
@@ -129,7 +129,7 @@ def with_state(path: Path, work: Callable[[StateFile], Awaitable[T]], rows: Rows
 
 
 def _with_rows(work: Callable[[StateFile], Awaitable[T]], rows: Rows | None) -> T:
-    from openapi_tool.gateway.nats_state import NatsRows  # noqa: PLC0415 - drivers that a file does not need
+    from openapi_tool.gateway.nats_rows import NatsRows  # noqa: PLC0415 - drivers that a file does not need
     from openapi_tool.state.nats_texts import Patience  # noqa: PLC0415
 
     async def read(_: Bootstrap, client: BusClient) -> T:

@@ -100,14 +100,14 @@ def _needed(user: NatsUser, settings: Settings, stream: str | None) -> Permissio
 
 
 def _gateway(settings: Settings, stream: str) -> Permissions:
-    from openapi_tool.gateway import nats_state  # noqa: PLC0415 - no other user needs it
+    from openapi_tool.gateway import nats_rows, nats_state  # noqa: PLC0415 - no other user needs it
 
     # Buckets, and the pattern of their keys. A key of a text has its owner, its name and the number of its part.
     texts = {nats_state.text_bucket(name).name: "*.*.*" for name in nats_state.TEXT_BUCKETS}
     return gateway_permissions(
         {nats_state.TOKEN_BUCKET.name: "*", **texts},
         texts,
-        (nats_state.CALLS.name, f"{nats_state.CALLS.prefix}.*.*.*"),
+        (nats_rows.CALLS.name, f"{nats_rows.CALLS.prefix}.*.*.*"),
         stream,
         session_key=settings.session.key is not None,
         quotas=settings.quotas.nats is None,
