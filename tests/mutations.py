@@ -753,12 +753,12 @@ GATEWAY = (
     ),
     Mutation(
         "gateway/jwts.py",
-        "algorithms=[algorithm],",
+        "algorithms=[public_key.algorithm],",
         'algorithms=["RS256", "RS512", "ES256"],',
         "tests/gateway/test_oauth.py::test_another_jwt_is_refused",
     ),
     Mutation(
-        "gateway/jwts.py",
+        "gateway/issuer_keys.py",
         "self._clock() - self._tried_at >= RETRY_S",
         "self._clock() > self._tried_at",
         "tests/gateway/test_oauth.py::test_keys_are_read_again_for_a_new_one_but_not_for_each_unknown_one",

@@ -22,7 +22,7 @@ from openapi_tool.protocol.errors import ExecutorError
 from openapi_tool.protocol.subjects import is_token
 from openapi_tool.tools.wording import short
 
-MAX_AGENT_CHARS = 128
+MAX_NAME_CHARS = 128
 """Longest name of a project or an agent."""
 
 _PREFIX = "oat"
@@ -36,8 +36,8 @@ class TokensInvalid(ExecutorError):
 
 
 def _check_name(name: str) -> str:
-    if not is_token(name) or len(name) > MAX_AGENT_CHARS:
-        raise ValueError(f"is no id: empty, over {MAX_AGENT_CHARS} characters, or with blanks or `.*>`")
+    if not is_token(name) or len(name) > MAX_NAME_CHARS:
+        raise ValueError(f"is no id: empty, over {MAX_NAME_CHARS} characters, or with blanks or `.*>`")
     return name
 
 

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openapi_tool.gateway.call import Caller
 from openapi_tool.gateway.jwt_errors import ClaimUnusable, JwtRefused
-from openapi_tool.gateway.token_record import MAX_AGENT_CHARS, Token
+from openapi_tool.gateway.token_record import MAX_NAME_CHARS, Token
 from openapi_tool.gateway.tokens import Tokens
 from openapi_tool.host_names import host_of_header, is_internal
 from openapi_tool.http.bodies import read_body, with_body
@@ -169,7 +169,7 @@ class Access:
         given = headers.getlist("authorization")
         scheme, _, text = given[0].partition(" ") if len(given) == 1 else ("", "", "")
         is_bearer = scheme.lower() == "bearer"
-        if self._jwts is not None and is_bearer and self._jwts.is_one(text):
+        if self._jwts is not None and is_bearer and self._jwts.looks_like_jwt(text):
             return await self._jwt_entry(self._jwts, text.strip(), headers)
         text = text.strip()
         tokens = self._tokens
@@ -243,11 +243,11 @@ def _agent_of(token: Token, headers: Headers) -> str:
     """Return the agent that the request names, else that of its token. Raises Problem."""
     agents = headers.getlist("x-agent-id")
     agent = agents[0] if agents else token.agent
-    if len(agents) > 1 or (agents and not (is_token(agent) and len(agent) <= MAX_AGENT_CHARS)):
+    if len(agents) > 1 or (agents and not (is_token(agent) and len(agent) <= MAX_NAME_CHARS)):
         raise Problem(
             HTTPStatus.BAD_REQUEST,
             "bad_request",
-            f"X-Agent-Id must be one id of at most {MAX_AGENT_CHARS} characters, without blanks and `.*>`.",
+            f"X-Agent-Id must be one id of at most {MAX_NAME_CHARS} characters, without blanks and `.*>`.",
             close=True,
         )
     if agent != token.agent and not token.any_agent:
