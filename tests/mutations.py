@@ -717,8 +717,8 @@ GATEWAY = (
     ),
     Mutation(
         "gateway/tokens.py",
-        "return known if known is not None and known[1].usable(self._clock()) else None",
-        "return known",
+        "if known is None or not known.record.usable(self._clock()):",
+        "if known is None:",
         "tests/gateway/test_tokens.py::test_an_expired_token_is_refused",
     ),
     Mutation(
@@ -729,8 +729,8 @@ GATEWAY = (
     ),
     Mutation(
         "gateway/tokens.py",
-        "if source and not self._is_outdated(source) else None",
-        "if source else None",
+        "record = None if self._is_outdated(source) else source.tokens[token_id]",
+        "record = source.tokens[token_id]",
         "tests/gateway/test_nats_state.py::test_tokens_are_refused_once_they_could_not_be_read_for_too_long",
     ),
     Mutation(

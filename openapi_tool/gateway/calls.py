@@ -128,9 +128,7 @@ class Gateway:
         A door asks this before it hands out the stored result of an earlier request.
         """
         tool = self._tools.get(name)
-        if tool is None or not self._offers(caller, tool):
-            return False
-        return not self._is_disabled(caller, tool)
+        return tool is not None and self._offers(caller, tool) and not self._is_disabled(caller, tool)
 
     def _offers(self, caller: Caller, tool: GatewayTool) -> bool:
         """Return whether the caller's token and the policy permit the tool, be it disabled or not."""

@@ -1,7 +1,8 @@
 """The record of one token: who calls, and which tools the token's bearer may call.
 
-A token is the text `oat_ID_SECRET`. Its id finds its record, which holds only a hash of the secret. The secret has 256
-random bits, so one round of SHA-256 is enough: no dictionary can find it.
+A token is the text `oat_ID_SECRET`, which a client sends with each request. Its id finds its record, which holds only a
+hash of the secret. The secret has 256 random bits, so one round of SHA-256 is enough: no dictionary can find it.
+`token_stores` says where records are stored, and `tokens` which tokens a process accepts.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import hashlib
 import hmac
 import secrets
 import time
-from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Annotated, Any
 
@@ -120,11 +120,19 @@ def _hash(secret: str) -> str:
 
 def id_of(text: str) -> str:
     """Return the id of a token that is given by its id or as a whole. Raises TokensInvalid."""
-    found = text.split("_")[1] if text.startswith(f"{_PREFIX}_") else text
-    with suppress(ValueError):  # of `int`, if the text is not hexadecimal
-        if len(found) == _ID_CHARS and int(found, 16) >= 0:
-            return found
-    raise TokensInvalid(f"{short(found, _ID_CHARS)!r} is no id of a token; `tokens list` shows them")
+    token_id = text
+    if text.startswith(f"{_PREFIX}_"):
+        token_id, _ = id_and_secret(text)
+    if len(token_id) != _ID_CHARS or not _is_hexadecimal(token_id):
+        raise TokensInvalid(f"{short(token_id, _ID_CHARS)!r} is no id of a token; `tokens list` shows them")
+    return token_id
+
+
+def _is_hexadecimal(text: str) -> bool:
+    try:
+        return int(text, 16) >= 0  # `int` takes a minus, too
+    except ValueError:
+        return False
 
 
 def shown(token_id: str, token: Token, now: float) -> dict[str, Any]:
@@ -162,7 +170,7 @@ def problems_of(error: ValidationError) -> list[str]:
     """Return what is wrong with records, each with its place, such as `project: is no id: …`."""
     found = []
     for problem in error.errors(include_url=False, include_input=False):
-        place = ".".join(map(str, problem["loc"]))
+        place = ".".join(map(str, problem["loc"]))  # of a file it begins with the token's id
         message = problem["msg"].removeprefix("Value error, ")
         found.append(f"{place}: {message}" if place else message)
     return found
