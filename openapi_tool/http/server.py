@@ -24,8 +24,10 @@ from openapi_tool.http.access import Access
 from openapi_tool.http.connections import IDLE_S, Connections
 from openapi_tool.http.idempotency import KEPT_S, Idempotency
 from openapi_tool.http.mcp import PATH, McpDoor
+from openapi_tool.http.oauth import ResourceMetadata
 from openapi_tool.http.open_webui import OpenWebuiRoutes
 from openapi_tool.http.problems import Problem, on_problem
+from openapi_tool.http.senders import Senders
 from openapi_tool.http.tools import ToolRoutes
 from openapi_tool.options.gateway import GatewayOptions
 
@@ -86,7 +88,9 @@ async def serve_http(
     handlers: dict[Any, Any] = dict.fromkeys((Problem, HTTPException), on_problem)
     inner = Starlette(routes=routes, exception_handlers=handlers)
     inner.router.redirect_slashes = False
-    access = Access(inner, options, tokens, connections, open_to_all=open_to_all, jwts=jwts)
+    metadata = ResourceMetadata(jwts.options) if jwts else None
+    senders = Senders(options, tokens, open_to_all=open_to_all, jwts=jwts, metadata=metadata)
+    access = Access(inner, options, senders, connections, metadata)
     app = connections.answering(_with_cors(access, options.allowed_origins))
     config = uvicorn.Config(
         app,

@@ -14,11 +14,11 @@ from starlette.routing import Route
 from openapi_tool.gateway.call import Answer
 from openapi_tool.gateway.calls import Gateway
 from openapi_tool.gateway.results import structure
-from openapi_tool.http.access import NOBODY
 from openapi_tool.http.calls import ClientGone, caller_of, json_object, while_connected
 from openapi_tool.http.idempotency import Idempotency
 from openapi_tool.http.openapi import document
 from openapi_tool.http.problems import Problem, failed_call
+from openapi_tool.http.senders import NOBODY
 from openapi_tool.protocol.errors import Unavailable
 
 _DAY_S = 86_400.0

@@ -317,7 +317,7 @@ async def test_a_stream_ends_after_its_jwt(serve: Serve, monkeypatch: pytest.Mon
             ending, staying = listeners
             assert not ending.done()
             later = SimpleNamespace(time=lambda: time.time() + 1_800)
-            monkeypatch.setattr("openapi_tool.http.access.time", later)
+            monkeypatch.setattr("openapi_tool.http.senders.time", later)
             with pytest.raises(httpx.TransportError):
                 async with asyncio.timeout(30):
                     await ending
