@@ -1,4 +1,4 @@
-"""What is kept of a finished call: its row in the state, and its facts for log line and metrics."""
+"""What is kept of a finished call: its row in the state, and the facts for its log line and the metrics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from openapi_tool.telemetry.calls import CallFacts
 from openapi_tool.tools.result import ResultFields
 from openapi_tool.tools.wording import short
 
-_IDS = ("project_id", "agent_id", "tool_call_id", "trace_id")
+_IDS = ("project_id", "agent_id", "tool_call_id", "trace_id")  # fields of `CallIdentity`
 
 
 def row_of(running: RunningCall, fields: ResultFields | None) -> CallRow:
