@@ -15,7 +15,7 @@ from openapi_tool.gateway.issuer_keys import IssuerKeys, PublicKey
 from openapi_tool.gateway.jwt_errors import ClaimUnusable, JwtRefused
 from openapi_tool.gateway.token_record import MAX_NAME_CHARS
 from openapi_tool.options.oauth import OauthOptions
-from openapi_tool.protocol.subjects import is_token
+from openapi_tool.protocol.subjects import is_token as is_subject_token
 
 LEEWAY_S = 30.0
 """By how much the clocks of issuer and gateway may differ."""
@@ -89,7 +89,7 @@ class Jwts:
 def _name_in(claims: Mapping[str, Any], claim: str) -> str:
     """Return the name of a project or an agent that a claim gives. Raises ClaimUnusable."""
     name = claims.get(claim)
-    if not isinstance(name, str) or not is_token(name) or len(name) > MAX_NAME_CHARS:
+    if not isinstance(name, str) or not is_subject_token(name) or len(name) > MAX_NAME_CHARS:
         raise ClaimUnusable(
             f"The claim {claim!r} must be a text of 1 to {MAX_NAME_CHARS} characters without blanks and `.*>`; "
             "let the issuer add it, or name another one in gateway.oauth."

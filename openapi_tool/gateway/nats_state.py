@@ -77,8 +77,8 @@ class NatsState:
     def __init__(self, bootstrap: Bootstrap, client: BusClient, quota_client: BusClient, replicas: int) -> None:
         self._client = client
         self._replicas = replicas
-        self._patience = Patience(client)
-        clock = ServerClock()
+        self._patience = Patience(client)  # shared: if NATS does not answer one request, the next ones fail at once
+        clock = ServerClock()  # set by `monitor`
         self.time = clock.time
         quota_replicas = replicas
         if quota_client is not client:

@@ -12,14 +12,14 @@ import hmac
 import secrets
 import time
 from dataclasses import asdict, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import orjson
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as validated
 
 from openapi_tool.protocol.errors import ExecutorError
-from openapi_tool.protocol.subjects import is_token
+from openapi_tool.protocol.subjects import is_token as is_subject_token
 from openapi_tool.tools.wording import short
 
 MAX_NAME_CHARS = 128
@@ -36,7 +36,8 @@ class TokensInvalid(ExecutorError):
 
 
 def _check_name(name: str) -> str:
-    if not is_token(name) or len(name) > MAX_NAME_CHARS:
+    """Return a name if it may be a part of the names of shared records and of subjects. Raises ValueError."""
+    if not is_subject_token(name) or len(name) > MAX_NAME_CHARS:
         raise ValueError(f"is no id: empty, over {MAX_NAME_CHARS} characters, or with blanks or `.*>`")
     return name
 
@@ -72,10 +73,16 @@ class Token:
         return self.revoked is None and (self.expires is None or now < self.expires)
 
 
-def new_token(
-    project: str, agent: str, tools: tuple[str, ...], *, any_agent: bool, expires: float | None
-) -> tuple[str, str, Token]:
-    """Return the text of a new token, its id and its record. Raises TokensInvalid."""
+class NewToken(NamedTuple):
+    """Text of a new token, which nothing but its bearer knows from then on, its id and its record."""
+
+    text: str
+    id: str
+    record: Token
+
+
+def new_token(project: str, agent: str, tools: tuple[str, ...], *, any_agent: bool, expires: float | None) -> NewToken:
+    """Return a new token. Raises TokensInvalid."""
     token_id = secrets.token_hex(_ID_CHARS // 2)
     secret = secrets.token_hex(_SECRET_BYTES)
     try:
@@ -90,7 +97,7 @@ def new_token(
         )
     except ValidationError as error:
         raise TokensInvalid("; ".join(problems_of(error))) from None
-    return f"{_PREFIX}_{token_id}_{secret}", token_id, record
+    return NewToken(f"{_PREFIX}_{token_id}_{secret}", token_id, record)
 
 
 def revoked_now(token: Token) -> Token:
@@ -100,8 +107,8 @@ def revoked_now(token: Token) -> Token:
 
 def id_and_secret(text: str) -> tuple[str, str]:
     """Return id and secret of `oat_ID_SECRET`, unchecked; two empty texts for a text with another prefix."""
-    prefix, _, rest = text.partition("_")
-    token_id, _, secret = rest.partition("_")
+    prefix, _, after_prefix = text.partition("_")
+    token_id, _, secret = after_prefix.partition("_")
     return (token_id, secret) if prefix == _PREFIX else ("", "")
 
 

@@ -95,8 +95,10 @@ class ToolFolder:
         if not files or len(files) > _MAX_FILES:
             suffixes = " or ".join(_SUFFIXES)
             raise ToolsInvalid(f"{self.path}: must be a folder with 1 to {_MAX_FILES:,} files that end in {suffixes}")
+        tools: list[GatewayTool] = []
         problems: list[str] = []
-        tools = [tool for file in files for tool in self._read(file, problems)]
+        for file in files:
+            tools.extend(self._read(file, problems))
         if problems:
             raise ToolsInvalid("; ".join(listed(problems)))
         return _by_name(tools)

@@ -25,7 +25,7 @@ from openapi_tool.http.oauth import ResourceMetadata
 from openapi_tool.http.problems import Problem
 from openapi_tool.options.gateway import GatewayOptions
 from openapi_tool.protocol.errors import Unavailable
-from openapi_tool.protocol.subjects import is_token
+from openapi_tool.protocol.subjects import is_token as is_subject_token
 
 if TYPE_CHECKING:
     from openapi_tool.gateway.jwts import Jwts  # which imports what few deployments need
@@ -179,7 +179,7 @@ def _agent_of(token: Token, headers: Headers) -> str:
     if not named:
         return token.agent
     agent = named[0]
-    if len(named) > 1 or not is_token(agent) or len(agent) > MAX_NAME_CHARS:
+    if len(named) > 1 or not is_subject_token(agent) or len(agent) > MAX_NAME_CHARS:
         raise Problem(
             HTTPStatus.BAD_REQUEST,
             "bad_request",
