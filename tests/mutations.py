@@ -837,7 +837,7 @@ GATEWAY = (
     ),
     Mutation(
         "http/senders.py",
-        "if tried and self._failed.add(address):",
+        "if has_token and self._failed_tries.add(address):",
         "if not address:",
         "tests/gateway/test_http.py::test_failed_tries_are_limited_and_a_right_token_is_still_taken",
     ),

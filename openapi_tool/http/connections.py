@@ -30,11 +30,11 @@ Address = tuple[str, int]
 
 
 class Connections:
-    """Open connections by the address of their client; at most `most` of them."""
+    """Open connections by the address of their client; at most `max_open` of them."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._open: dict[Address, Connection] = {}  # those that do not answer a request: the longest idle first
+    def __init__(self, max_open: int) -> None:
+        self._max_open = max_open
+        self._open: dict[Address, Connection] = {}  # of the idle ones, the longest idle comes first
 
     def protocol(self, **options: Any) -> asyncio.Protocol:
         """Return the protocol of a new connection (uvicorn's `http_protocol_class`)."""
@@ -42,7 +42,7 @@ class Connections:
 
     def add(self, address: Address, connection: Connection) -> None:
         """Add a connection. If there are too many, close one: the longest idle, or this one if none is idle."""
-        if len(self._open) >= self._most:
+        if len(self._open) >= self._max_open:
             self._longest_idle(otherwise=connection).abort()  # it is discarded once it is closed
         self._open[address] = connection
 
@@ -65,7 +65,7 @@ class Connections:
         return self._open.get((host, port))
 
     def answering(self, app: ASGIApp) -> ASGIApp:
-        """Return an app that tells each connection when a request of it begins and ends, around `app`."""
+        """Return an app that passes requests to `app`, and tells each connection when one begins and ends."""
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
             connection = self.of(scope.get("client"))
@@ -81,7 +81,7 @@ class Connections:
         return answer
 
     def to_end(self, address: Address, connection: Connection) -> None:
-        """Make a connection the last one: of all that are idle, it is so for the shortest time."""
+        """Move a connection behind all others, as it is idle from now on."""
         if self._open.get(address) is connection:
             self._open[address] = self._open.pop(address)
 

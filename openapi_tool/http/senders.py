@@ -47,7 +47,8 @@ _OUTDATED_RETRY_S = 5  # `Retry-After` while no token can be checked
 class Sender:
     """Who sends a request.
 
-    `counted_as` is the name of its token in `RequestShares`. `has_ended` returns whether the token is valid no longer.
+    `counted_as` is the name under which `RequestShares` counts the requests of its token. `has_ended` returns whether
+    the token has been revoked or has expired.
     """
 
     caller: Caller
@@ -75,11 +76,11 @@ class Senders:
         self._open_to_all = open_to_all
         self._jwts = jwts
         self._metadata = metadata
-        self._failed = FailedTries()
+        self._failed_tries = FailedTries()
 
     async def find(self, address: str, headers: Headers) -> Sender:
         """Return who sends a request from an address. Raises Problem."""
-        # For good: if all tokens are deleted again, the gateway stays closed.
+        # Once there is a token, the gateway stays closed, even if all tokens are deleted.
         self._open_to_all = self._open_to_all and not len(self._tokens)
         if self._open_to_all:
             return Sender(NOBODY, "", has_ended=lambda: False)
@@ -94,8 +95,8 @@ class Senders:
         if found is not None:
             return self._sender_of_token(found, text, headers)
         if self._tokens.outdated:
-            raise _no_check("the state of this gateway")
-        raise self._refusal(address, text, tried=bool(given))
+            raise _unchecked("the state of this gateway")
+        raise self._refusal(address, text, has_token=bool(given))
 
     def _sender_of_token(self, found: FoundToken, text: str, headers: Headers) -> Sender:
         """Return the sender with a token of `openapi-tool tokens`. Raises Problem."""
@@ -117,7 +118,7 @@ class Senders:
         except JwtRefused:
             raise self._unauthorized("invalid_token") from None
         except Unavailable:
-            raise _no_check("the keys of the issuer") from None
+            raise _unchecked("the keys of the issuer") from None
         named_agents = headers.getlist("x-agent-id")
         if named_agents and named_agents != [caller.agent_id]:
             raise Problem(
@@ -129,12 +130,12 @@ class Senders:
         ends = valid_until + self._options.call_timeout_s  # a call that began in time is answered
         return Sender(caller, f"{caller.project_id} {caller.agent_id}", lambda: time.time() > ends)
 
-    def _refusal(self, address: str, text: str, *, tried: bool) -> Problem:
-        """Return the problem of a request without a right token; `tried` says whether it has another one.
+    def _refusal(self, address: str, text: str, *, has_token: bool) -> Problem:
+        """Return the problem of a request that has no token, or a wrong one.
 
         What is wrong with a token is not told, as that would help to guess one.
         """
-        if tried and self._failed.add(address):
+        if has_token and self._failed_tries.add(address):
             return Problem(
                 HTTPStatus.TOO_MANY_REQUESTS,
                 "rate_limited",
@@ -142,7 +143,7 @@ class Senders:
                 headers={"Retry-After": str(math.ceil(FAILED_TRIES_S))},
                 close=True,
             )
-        if not tried:
+        if not has_token:
             return self._unauthorized("")
         self._log_refusal(address, text)
         return self._unauthorized("invalid_token")
@@ -196,7 +197,7 @@ def _agent_of(token: Token, headers: Headers) -> str:
     return agent
 
 
-def _no_check(unread: str) -> Problem:
+def _unchecked(unread: str) -> Problem:
     """Return the problem of a request whose token cannot be checked now, as something cannot be read."""
     return Problem(
         HTTPStatus.SERVICE_UNAVAILABLE,
