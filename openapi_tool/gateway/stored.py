@@ -81,7 +81,7 @@ class UntakenResults:
     def __init__(self, texts: Texts) -> None:
         self._texts = texts
 
-    async def put(self, key: str, fields: ResultFields) -> None:
+    async def put(self, result_name: str, fields: ResultFields) -> None:
         """Store a result. Raises Unavailable."""
         record = {
             "status": fields.status,
@@ -91,11 +91,11 @@ class UntakenResults:
             "tool": fields.tool,
             "truncated": fields.truncated,
         }
-        await self._texts.put(key, orjson.dumps(record))
+        await self._texts.put(result_name, orjson.dumps(record))
 
-    async def get(self, key: str) -> ResultFields | None:
+    async def get(self, result_name: str) -> ResultFields | None:
         """Return a stored result, as one that cost nothing. Raises Unavailable."""
-        record = await self._texts.get(key)
+        record = await self._texts.get(result_name)
         if record is None:
             return None
         fields = orjson.loads(record)

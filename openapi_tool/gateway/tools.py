@@ -41,7 +41,7 @@ class ToolsInvalid(ExecutorError):
 class GatewayTool:
     """A tool as a client is shown it, and its definition.
 
-    A client knows it by a name without dots, which some clients refuse: `jina__search` for `jina.search`.
+    A client knows it by a name without dots, which some clients refuse: `news__search` for `news.search`.
     """
 
     shown: ShownTool

@@ -71,7 +71,8 @@ class OpenWebuiRoutes:
 
     async def load(self, request: Request) -> Response:
         """Read pages. Those that cannot be read are left out; if none can be, the first one's error is the answer."""
-        urls = (await json_object(request)).get("urls")
+        given = await json_object(request)
+        urls = given.get("urls")
         if (
             not isinstance(urls, list)
             or not 1 <= len(urls) <= MAX_URLS
@@ -96,12 +97,13 @@ class OpenWebuiRoutes:
 
     async def _call(self, caller: Caller, built_in: str, arguments: dict[str, Any]) -> Answer:
         """Call the caller's first tool that does what a built-in one does, such as `jina.search`."""
-        name = built_in.replace(".", "_")  # without such a tool: the answer to this name says that there is none
+        return await self._gateway.call(caller, self._tool_name(caller, built_in), arguments)
+
+    def _tool_name(self, caller: Caller, built_in: str) -> str:
         for tool in self._gateway.tools_of(caller):
             if tool.definition.built_in.name == built_in:
-                name = tool.name
-                break
-        return await self._gateway.call(caller, name, arguments)
+                return tool.name
+        return built_in.replace(".", "_")  # the call fails, and its error names the tools that there are
 
     async def _page(self, caller: Caller, url: str, answer: Answer) -> dict[str, Any]:
         """Return a page in open-webui's form: its whole text, or what the answer has of it if that is not stored."""
