@@ -97,9 +97,9 @@ async def serve_http(
         http=cast("Any", connections.protocol),
         ws="none",
         lifespan="off",
-        log_config=None,
+        log_config=None,  # the program has set up its log
         access_log=False,
-        proxy_headers=False,
+        proxy_headers=False,  # any client can send them
         server_header=False,
         backlog=_BACKLOG,
         timeout_keep_alive=math.ceil(2 * IDLE_S),  # never reached: `Connection` closes idle ones earlier

@@ -21,8 +21,10 @@ _ADDRESS = (
 )
 """Such as `https://my-site.example.org:8443/page?id=1#top`, or with an IPv4 address instead of the name."""
 
+# Such as `example.org/docs`.
 _SITE: Mapping[str, JsonValue] = {"pattern": r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$", "maxLength": 2_000}
 _NOT_BLANK: Mapping[str, JsonValue] = {"pattern": r"\S"}
+
 _RULES: Mapping[str, Mapping[str, JsonValue]] = {
     "url": {"pattern": _ADDRESS},
     "urls": {"pattern": _ADDRESS},

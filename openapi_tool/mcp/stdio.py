@@ -109,6 +109,7 @@ class StdioTransport:
             metadata = None
             if isinstance(message, JSONRPCRequest):
                 await self._unanswered.acquire()
+                # The SDK calls this if it will send no answer.
                 metadata = ServerMessageMetadata(on_request_unanswered=partial(self._on_unanswered, message.id))
             try:
                 await send.send(SessionMessage(message, metadata))
