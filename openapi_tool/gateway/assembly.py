@@ -30,7 +30,7 @@ INSTANCE = f"{socket.gethostname()}-{os.getpid()}"
 async def open_gateway(
     reloader: Reloader, state: GatewayState, tools: Tools, resolver: Resolver | None = None
 ) -> AsyncIterator[Gateway]:
-    """Yield a running gateway; at the end its calls are stopped, and charged what they have cost.
+    """Yield a running gateway. At the end it waits for its calls, which are then charged what they have cost.
 
     `resolver` replaces DNS for the upstream's hosts in tests and demos. Raises Unavailable.
     """

@@ -41,7 +41,8 @@ class Caller:
     def new_identity(self) -> CallIdentity:
         """Return the identity of a new call.
 
-        Turn and step are those of an agent's run in a kernel. A gateway has none: the call's id stands for them.
+        Turn and step are parts of an agent's run in a kernel (an agent platform). A gateway knows of none: the call's id
+        stands for them.
         """
         call_id = new_id("tc_")
         return CallIdentity(
@@ -96,7 +97,7 @@ class RunningCall:
     """A call while it runs.
 
     `unchecked_arguments` are those of the model. `call` is what the engine records of the call, such as its requests to
-    the upstream. `wait` says whether the call waits now. `began` is on the monotonic clock, in seconds.
+    Jina. `wait` says whether the call waits now. `began` is on the monotonic clock, in seconds.
     """
 
     caller: Caller

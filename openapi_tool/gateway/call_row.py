@@ -21,7 +21,7 @@ class CallRow:
 
     - `at`: its start, in seconds since the epoch.
     - `tool_call_id`: id by which `inspect` finds the call.
-    - `tokens`, `requests`: what it was charged, and how many upstream requests it sent.
+    - `tokens`, `requests`: what it was charged, and how many requests it sent to Jina (the *upstream*).
     - `retries`: requests that were sent again.
     - `attempts`: the upstream requests as JSON objects, in the order in which they were sent.
     """

@@ -49,7 +49,8 @@ def facts_of(running: RunningCall, row: CallRow, fields: ResultFields | None) ->
         trace_id=call.identity.trace_id or "",
         protocol="gateway",
         function_name=short(definition.tool_name),
-        # A gateway's call comes from no stream: it is delivered once, has no age, and is loaded when it begins.
+        # A kernel's call comes from a stream, perhaps more than once, and has waited and been loaded when it begins. A
+        # gateway's call has just come.
         delivery_attempt=1,
         age_s=0.0,
         began=running.began,

@@ -1,7 +1,7 @@
-"""State of a gateway in NATS, which its replicas share (the processes of the gateway on several machines).
+"""State of a gateway in NATS, which the processes of the gateway share, also on several machines.
 
-An *executor* is a process that runs the tool calls of a kernel. If executors use the same NATS, the gateway shares
-limits, budgets, switches and the key of session identities with them, too.
+An *executor* is a process that runs the tool calls of a kernel (an agent platform). If executors use the same NATS, the
+gateway shares limits, budgets, switches and the key of session identities with them, too.
 """
 
 from __future__ import annotations

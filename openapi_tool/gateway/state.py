@@ -38,7 +38,7 @@ class GatewayState(Protocol):
     """What the processes of a gateway share; every method raises Unavailable.
 
     `time` returns the seconds since the epoch, from one clock for all these processes. The records of `limits` and
-    `budgets` may be shared with a kernel's executors, too.
+    `budgets` may be shared with executors, too: the processes that run the tool calls of a kernel (an agent platform).
     """
 
     time: Callable[[], float]

@@ -32,7 +32,7 @@ class StoredTexts:
 
     A text is stored as a head, and as windows of `WINDOW_CHARS` characters, so that a part of it is read without the
     rest. The head has what is known of the whole text: its length, its digest, and the places at which its items begin,
-    such as the results of a search. `card_id` is the id of the text: a kernel stores it as a card.
+    such as the results of a search. `card_id` is the id of the text.
     """
 
     def __init__(self, texts: TextSets) -> None:

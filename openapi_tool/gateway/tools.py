@@ -1,7 +1,7 @@
 """Tools of a gateway: the built-in ones, or those that the files of a folder define; the folder is watched.
 
-A *definition* describes a tool in the form in which a kernel registers it: its name, the built-in tool behind it, the
-schema of its arguments, and options.
+A *definition* describes a tool: its name, the built-in tool behind it, the schema of its arguments, and options. It has
+the form in which a kernel (an agent platform) registers tools.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class Access:
     def _check_host(self, headers: Headers) -> None:
         """Refuse a foreign host name: a web page can have its own name resolve to this gateway. Raises Problem."""
         given = headers.getlist("host")
-        host = host_of_header(given[0]) if len(given) == 1 else None
+        host = host_of_header(given[0]) if len(given) == 1 else None  # of several none counts
         if not is_internal(host) and host not in self._options.allowed_hosts:
             raise Problem(
                 HTTPStatus.MISDIRECTED_REQUEST,
