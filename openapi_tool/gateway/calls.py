@@ -234,9 +234,9 @@ class Gateway:
         """Run a call and record it, also if it is cancelled."""
         call = running.call
         CALL_FIELDS.set(lambda: ids_of(call.identity))  # for the log lines of this task
-        outcome = None
+        outcome = None  # stays so if the call is cancelled
         try:
-            with call.memory:
+            with call.memory:  # reserved for its responses, until its result is here
                 outcome = await self._outcome(running)
         finally:
             await self._record(running, None if outcome is None else outcome.fields)
