@@ -41,8 +41,8 @@ class Caller:
     def new_identity(self) -> CallIdentity:
         """Return the identity of a new call.
 
-        Turn and step are parts of an agent's run in a kernel (an agent platform). A gateway knows of none, and the id of
-        the call stands for them.
+        Turn and step are parts of an agent's run in a kernel (an agent platform). A gateway has none of these, so the
+        id of the call stands for them.
         """
         call_id = new_id("tc_")
         return CallIdentity(

@@ -52,8 +52,8 @@ class Idempotency:
 class IdempotentRequest:
     """Request with a key; as a context it is the only one with this key in this process.
 
-    Its result is stored under `name`, after a line with `call_digest`, which identifies tool and arguments: another call
-    may not use the same key.
+    Its result is stored under `name`, after a line with `call_digest`. That identifies tool and arguments, as another
+    call may not use the same key.
     """
 
     def __init__(self, texts: Texts, running: set[str], name: str, call_digest: str) -> None:
