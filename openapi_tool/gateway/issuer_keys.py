@@ -67,7 +67,8 @@ class IssuerKeys:
     async def find(self, key_id: str) -> PublicKey | None:
         """Return a key, None if the issuer has none of this id. Raises Unavailable if they were not read for too long.
 
-        Only an unknown key waits for the issuer, which may not answer: known ones are read again in the background.
+        The issuer may not answer. So this waits for it only if the key is unknown, or all are too old; otherwise the
+        keys are read again in the background.
         """
         is_known = key_id in self._keys
         should_load = not is_known or self._age_s > FRESH_S
