@@ -38,7 +38,7 @@ class Access:
         options: GatewayOptions,
         senders: Senders,
         connections: Connections,
-        metadata: ResourceMetadata | None = None,
+        metadata: ResourceMetadata | None,
     ) -> None:
         self._app = app
         self._options = options

@@ -59,7 +59,8 @@ class Sender:
 class Senders:
     """Finds out who sends a request, and refuses requests without a right token.
 
-    `open_to_all`: nobody needs a token, until there is one. `jwts` and `metadata` are those of an external issuer.
+    `open_to_all`: nobody needs a token, until there is one. `jwts` and `metadata` are for the tokens of an external
+    issuer; None without one.
     """
 
     def __init__(
@@ -68,8 +69,8 @@ class Senders:
         tokens: Tokens,
         *,
         open_to_all: bool,
-        jwts: Jwts | None = None,
-        metadata: ResourceMetadata | None = None,
+        jwts: Jwts | None,
+        metadata: ResourceMetadata | None,
     ) -> None:
         self._options = options
         self._tokens = tokens
