@@ -144,8 +144,9 @@ def _is_success(attempt: UpstreamAttempt) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Result of a call.
+    """Result of a call, as a door sends it to the client.
 
+    - `fields`: the result itself, with status, text, error and cost.
     - `call_id`: id by which `inspect` finds the call; None if there is no such tool, so nothing ran.
     - `result_name`: name under which the result is stored if nobody takes it; None if it must not be stored, or cost
       nothing.
