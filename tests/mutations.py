@@ -669,8 +669,8 @@ GATEWAY = (
     ),
     Mutation(
         "gateway/calls.py",
-        " if may_store(definition, arguments) else None",
-        "",
+        "if may_store(definition, arguments):",
+        "if definition:",
         "tests/gateway/test_mcp.py::test_a_call_that_is_not_to_be_tracked_leaves_no_text",
     ),
     Mutation(
@@ -717,8 +717,8 @@ GATEWAY = (
     ),
     Mutation(
         "gateway/tokens.py",
-        "return known if known is not None and known[1].usable(self._clock()) else None",
-        "return known",
+        "if known is None or not known.record.usable(self._clock()):",
+        "if known is None:",
         "tests/gateway/test_tokens.py::test_an_expired_token_is_refused",
     ),
     Mutation(
@@ -729,8 +729,8 @@ GATEWAY = (
     ),
     Mutation(
         "gateway/tokens.py",
-        "if source and not self._is_outdated(source) else None",
-        "if source else None",
+        "record = None if self._is_outdated(source) else source.tokens[token_id]",
+        "record = source.tokens[token_id]",
         "tests/gateway/test_nats_state.py::test_tokens_are_refused_once_they_could_not_be_read_for_too_long",
     ),
     Mutation(
@@ -753,12 +753,12 @@ GATEWAY = (
     ),
     Mutation(
         "gateway/jwts.py",
-        "algorithms=[algorithm],",
+        "algorithms=[public_key.algorithm],",
         'algorithms=["RS256", "RS512", "ES256"],',
         "tests/gateway/test_oauth.py::test_another_jwt_is_refused",
     ),
     Mutation(
-        "gateway/jwts.py",
+        "gateway/issuer_keys.py",
         "self._clock() - self._tried_at >= RETRY_S",
         "self._clock() > self._tried_at",
         "tests/gateway/test_oauth.py::test_keys_are_read_again_for_a_new_one_but_not_for_each_unknown_one",
@@ -800,56 +800,56 @@ GATEWAY = (
         "tests/gateway/test_http.py::test_a_stored_result_is_only_for_a_caller_who_may_call_its_tool",
     ),
     Mutation(
-        "http/access.py",
+        "http/senders.py",
         "lambda: tokens.find(text) is None and not tokens.outdated",
         "lambda: tokens.outdated",
         "tests/gateway/test_http.py::test_running_requests_of_a_revoked_token_end",
     ),
     Mutation(
-        "http/access.py",
+        "http/senders.py",
         "lambda: time.time() > ends",
         "lambda: False",
         "tests/gateway/test_oauth.py::test_a_stream_ends_after_its_jwt",
     ),
     Mutation(
         "http/request_shares.py",
-        "if self._of_project[project] >= self._per_project:",
+        "if self._requests_of_project[project] >= self._max_of_project:",
         "if not project:",
         "tests/gateway/test_access.py::test_the_tokens_of_one_project_leave_connections_and_bodies_to_others",
     ),
     Mutation(
         "http/request_shares.py",
-        "or self._bytes_of_project[project] + size > MAX_BODIES * MAX_SHARE",
+        "or self._bytes_of_project[project] + size > MAX_BYTES * MAX_SHARE",
         "",
         "tests/gateway/test_access.py::test_the_tokens_of_one_project_leave_connections_and_bodies_to_others",
     ),
     Mutation(
         "http/request_shares.py",
-        "            held += size\n",
+        "            counted_bytes += size\n",
         "",
         "tests/gateway/test_access.py::test_the_bodies_of_one_token_take_bounded_memory_and_leave_room_for_others",
     ),
     Mutation(
-        "http/access.py",
+        "http/senders.py",
         "if agent != token.agent and not token.any_agent:",
         "if not agent:",
         "tests/gateway/test_http.py::test_a_token_names_agents_only_if_it_may",
     ),
     Mutation(
-        "http/access.py",
-        "if tried and self._failed.add(address):",
+        "http/senders.py",
+        "if has_token and self._failed_tries.add(address):",
         "if not address:",
         "tests/gateway/test_http.py::test_failed_tries_are_limited_and_a_right_token_is_still_taken",
     ),
     Mutation(
-        "http/access.py",
+        "http/senders.py",
         "self._open_to_all = self._open_to_all and not len(self._tokens)",
         "self._open_to_all = self._open_to_all",
         "tests/gateway/test_http.py::test_with_a_token_nobody_is_served_without_one",
     ),
     Mutation(
         "http/request_shares.py",
-        "if self._of_token[token] >= self._per_token:",
+        "if self._requests_of_token[token] >= self._max_of_token:",
         "if not token:",
         "tests/gateway/test_access.py::test_one_token_has_a_bounded_number_of_requests",
     ),
@@ -891,8 +891,8 @@ GATEWAY = (
     ),
     Mutation(
         "gateway/calls.py",
-        "self._slots.waiting_of(project) >= parts.executor.max_held - self._slots.waiting",
-        "self._slots.waiting >= parts.executor.max_held",
+        "if self._slots.waiting_of(project) >= free_places:",
+        "if free_places <= 0:",
         "tests/gateway/test_mcp_http.py::test_floods_of_several_projects_leave_places_for_another",
     ),
     Mutation(

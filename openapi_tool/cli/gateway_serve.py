@@ -253,12 +253,13 @@ def _issuer_tokens(bootstrap: Bootstrap) -> Jwts | None:
     options, egress = bootstrap.settings.gateway.oauth, bootstrap.settings.egress
     if options is None:
         return None
-    from openapi_tool.gateway.jwts import Jwts, Keys  # noqa: PLC0415 - few deployments need it
+    from openapi_tool.gateway.issuer_keys import IssuerKeys  # noqa: PLC0415 - few deployments need it
+    from openapi_tool.gateway.jwts import Jwts  # noqa: PLC0415
     from openapi_tool.jina.document import read_document  # noqa: PLC0415
 
     proxy = egress.proxy.get_secret_value() if egress.proxy else None
     read = partial(read_document, options.jwks_url, bootstrap.upstream_tls, proxy)
-    return Jwts(options, Keys(read, bootstrap.settings.gateway.token_grace_s))
+    return Jwts(options, IssuerKeys(read, bootstrap.settings.gateway.token_grace_s))
 
 
 async def _until_it_ends(serving: asyncio.Task[None]) -> None:

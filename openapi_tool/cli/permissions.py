@@ -103,15 +103,15 @@ def _needed(user: NatsUser, settings: Settings, stream: str | None) -> Permissio
 
 
 def _gateway(settings: Settings, stream: str) -> Permissions:
-    from openapi_tool.gateway import nats_state  # noqa: PLC0415 - no other user needs it
+    from openapi_tool.gateway import nats_rows, nats_state  # noqa: PLC0415 - no other user needs it
 
     # Buckets, and the pattern of their keys. A key of a text has its owner, its name and the number of its part.
     texts = {nats_state.text_bucket(name).name: "*.*.*" for name in nats_state.TEXT_BUCKETS}
     return gateway_permissions(
         {nats_state.TOKEN_BUCKET.name: "*", **texts},
         texts,
-        stream=nats_state.CALLS.name,
-        stream_subjects=f"{nats_state.CALLS.prefix}.*.*.*",
+        stream=nats_rows.CALLS.name,
+        stream_subjects=f"{nats_rows.CALLS.prefix}.*.*.*",
         command_stream=stream,
         session_key=settings.session.key is not None,
         quotas=settings.quotas.nats is None,

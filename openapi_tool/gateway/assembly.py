@@ -1,4 +1,4 @@
-"""Composition of a gateway: engine, quotas and stored texts over one state."""
+"""Composition of a gateway: the engine, which runs tool calls, with quotas and stored texts over one state."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ INSTANCE = f"{socket.gethostname()}-{os.getpid()}"
 async def open_gateway(
     reloader: Reloader, state: GatewayState, tools: Tools, resolver: Resolver | None = None
 ) -> AsyncIterator[Gateway]:
-    """Yield a running gateway; at the end its calls are stopped, and what they cost is settled.
+    """Yield a running gateway. At the end it waits for its calls, which are then charged what they have cost.
 
     `resolver` replaces DNS for the upstream's hosts in tests and demos. Raises Unavailable.
     """
@@ -39,10 +39,9 @@ async def open_gateway(
     configured_key = settings.session.key
     session_key = configured_key.get_secret_value().encode() if configured_key else await state.session_key()
     transport = EgressTransport(AiohttpTransport(bootstrap.upstream_tls, settings.egress, resolver))
-    hide_memory()  # this process's, from the workers, which run as the same user
-    pool = WorkerPool(
-        settings.isolation.workers, settings.egress.max_response_bytes
-    )  # its first task starts the workers
+    hide_memory()  # of this process, from the workers, which run as the same user
+    # Worker processes for what is costly, such as large pages. The first task starts them.
+    pool = WorkerPool(settings.isolation.workers, settings.egress.max_response_bytes)
     async with shared_quotas(bootstrap, state) as quotas:
         upstream = Upstream(bootstrap, transport, quotas.limiter, quotas.budgets, isolation=Isolation(pool))
         texts = StoredTexts(state.texts("whole", settings.tools.artifact_ttl_s))
@@ -59,6 +58,7 @@ async def open_gateway(
             budgets=quotas.budgets,
         )
         gateway = Gateway(parts, tools, lambda: reloader.policy)
+        # What a reload of the settings changes.
         reloader.use_keys = quotas.limiter.keys.set_secrets
         reloader.use_limits = quotas.limiter.apply_options
         reloader.add(runner)

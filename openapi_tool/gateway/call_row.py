@@ -20,7 +20,8 @@ class CallRow:
     """Row of a finished call, without arguments and texts.
 
     - `at`: its start, in seconds since the epoch.
-    - `tokens`, `requests`: what it was charged, and how many upstream requests it sent.
+    - `tool_call_id`: id by which `inspect` finds the call.
+    - `tokens`, `requests`: what it was charged, and how many requests it sent to Jina (the *upstream*).
     - `retries`: requests that were sent again.
     - `attempts`: the upstream requests as JSON objects, in the order in which they were sent.
     """
@@ -66,5 +67,5 @@ class CallRow:
             self.truncated,
             self.retries,
             self.latency_ms,
-            orjson.dumps({"attempts": self.attempts}),
+            orjson.dumps({"attempts": self.attempts}),  # column `details`
         )

@@ -1,6 +1,7 @@
-"""The gateway: it offers tools to callers and runs their calls, whatever the protocol of the door.
+"""The gateway: it offers tools to callers and runs their calls, whatever protocol they arrive by.
 
-`call` has the data of one call, `assembly` builds a gateway, and `mcp` and `http` are its doors.
+The packages `mcp` and `http`, its *doors*, call it. `call` has the data of one call, and `assembly` builds a gateway.
+An *untaken* result was paid for, and no client took it: its client had gone or had cancelled the call.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,11 +22,11 @@ from openapi_tool.engine.runner import ToolRunner
 from openapi_tool.gateway.call import Answer, Caller, RunningCall, WaitRecord
 from openapi_tool.gateway.finished import facts_of, ids_of, row_of
 from openapi_tool.gateway.state import GatewayState
-from openapi_tool.gateway.stored import StoredTexts, UntakenResults, call_key, may_store
+from openapi_tool.gateway.stored import StoredTexts, UntakenResults, may_store, name_of_result
 from openapi_tool.gateway.tools import GatewayTool, Tools
 from openapi_tool.gateway.usage_requests import UsageRequests
 from openapi_tool.options.executor import ExecutorOptions
-from openapi_tool.protocol.cards import MAX_CONTENT_BYTES, ToolCall, checked_arguments
+from openapi_tool.protocol.cards import MAX_CONTENT_BYTES, StoredText, ToolCall, checked_arguments
 from openapi_tool.protocol.errors import (
     BadRequest,
     InternalError,
@@ -50,7 +51,7 @@ from openapi_tool.tools.wording import short
 log = logging.getLogger(__name__)
 
 _ABANDONED_S = 5.0
-"""Seconds that a call gets to store its paid result, or to settle its cost, after its client has gone."""
+"""Seconds that a call gets after its client has gone: to store its paid result, or to charge what it has cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,8 @@ class GatewayParts:
 
     - `call_timeout_s`: after so many seconds a call ends, unless its definition has a longer time limit.
     - `max_timeout_s`: after so many seconds any call ends.
+    - `executor`: how many calls may run, and how many may wait, at the same time.
+    - `state`: what this process shares with the gateway's other processes.
     - `texts`: whole texts of truncated results.
     - `untaken`: paid results that no client took.
     """
@@ -73,8 +76,16 @@ class GatewayParts:
     budgets: Budgets
 
 
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """How a call has ended: its result, and the name by which an identical call finds it; None if it is not stored."""
+
+    fields: ResultFields
+    result_name: str | None
+
+
 class Gateway:
-    """Runs calls of any caller. A call whose client is gone ends soon, and its cost is settled.
+    """Runs calls of any caller. A call whose client is gone ends soon, and is charged what it has cost.
 
     `policy` returns the policy that is valid now: it may be reloaded.
     """
@@ -86,7 +97,7 @@ class Gateway:
         self._switches = Switches()
         self._usage = UsageRequests(parts.state.rows)
         self._slots = FairSemaphore(parts.executor.concurrency)  # each running call holds one
-        self._tasks: set[asyncio.Task[Any]] = set()  # that run a call, stop one, or store an untaken result
+        self._tasks: set[asyncio.Task[Any]] = set()  # each runs a call, stops one, or stores an untaken result
 
     def use_tools(self, tools: Tools) -> None:
         """Offer these tools from now on; running calls keep their definitions."""
@@ -96,6 +107,16 @@ class Gateway:
         """Disable these tools for all requests from now on."""
         self._switches = switches
         self._parts.runner.set_switches(switches)
+
+    @property
+    def running(self) -> int:
+        """Number of tasks that run calls, stop calls, or store untaken results."""
+        return len(self._tasks)
+
+    @property
+    def tools(self) -> list[GatewayTool]:
+        """All tools, of which a caller may see some."""
+        return list(self._tools.values())
 
     def tools_of(self, caller: Caller) -> list[GatewayTool]:
         """Return the tools that a caller may use."""
@@ -107,31 +128,26 @@ class Gateway:
         A door asks this before it hands out the stored result of an earlier request.
         """
         tool = self._tools.get(name)
-        with suppress(ToolNotAvailable):
-            if tool is not None and self._offers(caller, tool):
-                self._switches.check(caller.project_id, tool.definition.tool_name)
-                return True
-        return False
+        return tool is not None and self._offers(caller, tool) and not self._is_disabled(caller, tool)
 
     def _offers(self, caller: Caller, tool: GatewayTool) -> bool:
-        """Return whether token and policy permit the tool; an operator may have disabled it still."""
+        """Return whether the caller's token and the policy permit the tool, be it disabled or not."""
         permitted = self._policy().permits_in
         return caller.may_call(tool.name) and permitted(caller.project_id, tool.definition.built_in)
 
-    @property
-    def tools(self) -> list[GatewayTool]:
-        """All tools, of which a caller may see some."""
-        return list(self._tools.values())
-
-    @property
-    def running(self) -> int:
-        """Number of calls that run or are being stopped."""
-        return len(self._tasks)
+    def _is_disabled(self, caller: Caller, tool: GatewayTool) -> bool:
+        """Return whether an operator has disabled the tool for the caller's project."""
+        try:
+            self._switches.check(caller.project_id, tool.definition.tool_name)
+        except ToolNotAvailable:
+            return True
+        return False
 
     async def budget_of(self, caller: Caller) -> list[dict[str, Any]]:
         """Return what is left of each budget of a caller and of its project."""
-        call = self._parts.runner.new_call(CallIdentity(caller.project_id, caller.agent_id))
-        return await self._parts.budgets.left(call.quota_agent)
+        never_run = self._parts.runner.new_call(CallIdentity(caller.project_id, caller.agent_id))
+        # A call knows by which names the records of budgets call its project and agent.
+        return await self._parts.budgets.left(never_run.quota_agent)
 
     async def usage_of(self, caller: Caller, since: float) -> list[dict[str, Any]]:
         """Return what a caller's calls have cost since a time in seconds since the epoch, by tool. Raises Unavailable.
@@ -149,19 +165,20 @@ class Gateway:
         if reference is None:
             return None
         card_id = str(reference["card_id"])
-        found = await self._parts.texts.artifact(caller.project_id, caller.agent_id, card_id, 0, max_chars)
-        return found.text if found else None
+        stored = await self._parts.texts.artifact(caller.project_id, caller.agent_id, card_id, 0, max_chars)
+        return stored.text if stored else None
 
     async def call(
         self,
         caller: Caller,
         name: str,
         arguments: Mapping[str, Any] | None,
-        started: Callable[[RunningCall], None] = lambda _: None,
+        started: Callable[[RunningCall], None] | None = None,
     ) -> Answer:
         """Run a call and return its answer; a failed call is answered, too. `started` gets the call before it runs.
 
-        If this method is cancelled, the call is stopped in the background.
+        If this method is cancelled, as the client has gone or has cancelled the call, the call is stopped in the
+        background.
         """
         tool = self._tools.get(name)
         if tool is None or not self._offers(caller, tool):
@@ -169,31 +186,33 @@ class Gateway:
         wait = WaitRecord()
         call = self._parts.runner.new_call(caller.new_identity(), wait)
         running = RunningCall(caller, tool, arguments or {}, call, wait)
-        started(running)
+        if started is not None:
+            started(running)
         task = self._begin(self._run(running), f"call {running.id}")
         try:
-            return await asyncio.shield(task)
+            return await asyncio.shield(task)  # `_stop` decides whether the task is cancelled
         except asyncio.CancelledError:
             self._begin(self._stop(running, task), f"stop {running.id}")
             raise
 
     async def keep(self, answer: Answer) -> None:
         """Store a paid result that nobody took, for an identical call of the same caller."""
-        if answer.key is None:
+        if answer.result_name is None:
             return
         try:
-            await self._parts.untaken.put(answer.key, answer.fields)
+            await self._parts.untaken.put(answer.result_name, answer.fields)
         except Unavailable as outage:
             _log_not_stored("a result that nobody took", outage)
 
     def keep_soon(self, answer: Answer) -> None:
         """As `keep`, in the background."""
-        if answer.key is not None:
+        if answer.result_name is not None:
             self._begin(self.keep(answer), "untaken result")
 
     async def aclose(self) -> None:
-        """Stop all calls, and wait until their costs are settled and their results stored."""
+        """Wait until all calls have ended, with their costs charged and results stored; cancel those that are late."""
         while self._tasks:
+            # `_stop` takes up to `_ABANDONED_S` seconds before it cancels a call, and the call then some more.
             _, late = await asyncio.wait(self._tasks, timeout=2 * _ABANDONED_S)
             for task in late:
                 task.cancel()
@@ -214,70 +233,82 @@ class Gateway:
     async def _run(self, running: RunningCall) -> Answer:
         """Run a call and record it, also if it is cancelled."""
         call = running.call
-        CALL_FIELDS.set(lambda: ids_of(call.identity))
-        finished = None
+        CALL_FIELDS.set(lambda: ids_of(call.identity))  # for the log lines of this task
+        outcome = None  # stays so if the call is cancelled
         try:
-            with call.memory:
-                finished = await self._finished(running)
+            with call.memory:  # reserved for its responses, until its result is here
+                outcome = await self._outcome(running)
         finally:
-            await self._record(running, None if finished is None else finished.fields)
-        is_paid_for = call.spent.tokens > 0 and finished.fields.status == "success"
-        key = finished.key
-        return Answer(finished.fields, running.id, key if is_paid_for else None, may_store=key is not None)
+            await self._record(running, None if outcome is None else outcome.fields)
+        fields = outcome.fields
+        is_paid_for = call.spent.tokens > 0 and fields.status == "success"
+        return Answer(
+            fields,
+            running.id,
+            result_name=outcome.result_name if is_paid_for else None,
+            may_store=outcome.result_name is not None,
+        )
 
-    async def _finished(self, running: RunningCall) -> _Finished:
-        """Return the result of a call, also of a failed one."""
+    async def _outcome(self, running: RunningCall) -> _Outcome:
+        """Return how a call has ended, which may have failed."""
         call = running.call
         definition = running.tool.definition
-        key = None
+        result_name = None
         try:
-            arguments = _checked(running.given)
-            key = call_key(call.identity, definition, arguments) if may_store(definition, arguments) else None
-            fields = await self._untaken(running, key) or await self._run_in_slot(running, arguments)
+            arguments = _checked(running.unchecked_arguments)
+            if may_store(definition, arguments):
+                result_name = name_of_result(call.identity, definition, arguments)
+            fields = await self._untaken(running, result_name)
+            if fields is None:
+                fields = await self._run_in_slot(running, arguments)
         except Exception as error:  # noqa: BLE001 - `failure_result` logs a defect
             fields = self._parts.runner.failure_result(
                 call, definition.tool_name, error, running.began, definition.built_in.name
             )
-        return _Finished(fields, key)
+        return _Outcome(fields, result_name)
 
-    async def _untaken(self, running: RunningCall, key: str | None) -> ResultFields | None:
-        """Return the result of an identical call that nobody took, if the tool may still be called."""
-        if key is None:
+    async def _untaken(self, running: RunningCall, result_name: str | None) -> ResultFields | None:
+        """Return the result of an identical call that nobody took; None without one, or if the tool is disabled now."""
+        if result_name is None or self._is_disabled(running.caller, running.tool):
             return None
-        with suppress(Unavailable, ToolNotAvailable):
-            self._switches.check(running.caller.project_id, running.tool.definition.tool_name)
-            return await self._parts.untaken.get(key)
-        return None
+        try:
+            return await self._parts.untaken.get(result_name)
+        except Unavailable:  # the state is down: then the call runs as if there were none
+            return None
 
     async def _run_in_slot(self, running: RunningCall, arguments: Mapping[str, Any]) -> ResultFields:
-        """Run the call once there is a slot. Raises ToolError."""
-        parts = self._parts
+        """Run the call once there is a slot, and store its whole text if that is truncated. Raises ToolError."""
         definition = running.tool.definition
-        project = running.caller.project_id
-        if self._slots.waiting_of(project) >= parts.executor.max_held - self._slots.waiting:
-            # `max_held` calls may wait. Of a project at most as many wait as places are free: some stay for others.
-            raise RateLimited("Too many calls wait in this gateway; call again in a few seconds, with fewer at a time.")
+        self._refuse_if_full(running.caller.project_id)
         deadline = self._deadline(definition)
         async with self._slot(running.caller, deadline):
             try:
-                result = await parts.runner.run(running.call, definition, ToolCall(arguments), deadline)
-            except Unavailable as outage:
+                result = await self._parts.runner.run(running.call, definition, ToolCall(arguments), deadline)
+            except Unavailable as outage:  # of a call with a cursor: the text that it continues is in the state
                 log.error("the state cannot be read: %s", outage, extra={"action": "state.unavailable"})  # noqa: TRY400
                 raise InternalError(
                     "The stored text cannot be read now; ask for the page itself again, by its url.", retryable=True
                 ) from None
         if result.full_text is not None:
-            try:
-                # Before the model is shown a cursor into the text.
-                await parts.texts.put(running.call.identity, result.full_text)
-            except Unavailable as outage:
-                _log_not_stored("the whole text of a truncated result", outage)
+            # Before the result is returned: it has a cursor, with which the model may ask for the next part at once.
+            await self._store_text(running.call.identity, result.full_text)
         return result.fields
+
+    def _refuse_if_full(self, project: str) -> None:
+        """Raise RateLimited if the project has too many calls that wait for a slot.
+
+        `max_held` calls may wait. A project may have as many of them as places are free still. So a project that floods
+        the gateway alone takes half of the places, and the other half is left to other projects.
+        """
+        free_places = self._parts.executor.max_held - self._slots.waiting
+        if self._slots.waiting_of(project) >= free_places:
+            raise RateLimited("Too many calls wait in this gateway; call again in a few seconds, with fewer at a time.")
 
     def _deadline(self, definition: ToolDefinition) -> Deadline:
         """Return when a call that begins now must end.
 
-        The definition's `suspend_timeout_seconds` does not count: it says how long a kernel's worker waits.
+        The definition's `suspend_timeout_seconds` does not count: it says how long a kernel waits for the result, and a
+        gateway has no kernel.
         """
         parts = self._parts
         wanted_s = max(parts.call_timeout_s, definition.timeout_s or 0.0)
@@ -285,7 +316,7 @@ class Gateway:
 
     @asynccontextmanager
     async def _slot(self, caller: Caller, deadline: Deadline) -> AsyncIterator[None]:
-        """Hold one of the slots of calls. Raises RateLimited if none is free in time."""
+        """Hold one of the slots of calls while the context is open. Raises RateLimited if none is free in time."""
         try:
             async with deadline.limit():
                 await self._slots.take(caller.project_id, caller.agent_id)
@@ -296,12 +327,22 @@ class Gateway:
         finally:
             self._slots.give(caller.project_id)
 
+    async def _store_text(self, identity: CallIdentity, full_text: StoredText) -> None:
+        """Store the whole text of a truncated result; without it, a call with the cursor fails."""
+        try:
+            await self._parts.texts.put(identity, full_text)
+        except Unavailable as outage:
+            _log_not_stored("the whole text of a truncated result", outage)
+
     async def _stop(self, running: RunningCall, task: asyncio.Task[Answer]) -> None:
-        """Stop a call that nobody waits for. If all that it paid for has arrived, it may finish, and is stored."""
+        """Stop a call that nobody waits for.
+
+        If all that it has paid for has arrived, it is not cancelled, and its result is stored for an identical call.
+        """
         if not running.has_received_all:
             task.cancel()
         await asyncio.wait([task], timeout=_ABANDONED_S)
-        task.cancel()  # of no effect on a task that has ended
+        task.cancel()  # if it has not ended yet
         await asyncio.wait([task])
         if not task.cancelled() and task.exception() is None:
             await self.keep(task.result())
@@ -311,21 +352,13 @@ class Gateway:
         row = row_of(running, fields)
         record_finished(facts_of(running, row, fields))
         try:
-            await asyncio.shield(self._parts.state.rows.store(row))
+            await asyncio.shield(self._parts.state.rows.store(row))  # a call that is being cancelled is stored, too
         except Unavailable as outage:
             _log_not_stored("the row of a call", outage)
 
 
-@dataclass(frozen=True, slots=True)
-class _Finished:
-    """Result of a call, and the name by which an identical call finds it; None if it must not be stored."""
-
-    fields: ResultFields
-    key: str | None
-
-
 def _checked(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a model's arguments, of bounded size. Raises BadRequest."""
+    """Return a model's arguments if they are JSON of bounded size. Raises BadRequest."""
     checked = checked_arguments(arguments)  # first: it bounds number and depth, and so the work of the next check
     if unsuitable := unsuitable_values(checked):
         raise BadRequest(f"Correct these and call again: {'; '.join(listed(unsuitable))}.")

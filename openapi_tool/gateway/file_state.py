@@ -37,7 +37,7 @@ class FileState:
         return self.file.texts(bucket, ttl_s)
 
     async def session_key(self) -> bytes:
-        """Return the key of session identities and cursors. Raises Unavailable, also for a damaged key."""
+        """Return the key that signs session identities and cursors. Raises Unavailable, also for a damaged key."""
         return await session_key(self.file)
 
     @asynccontextmanager
@@ -67,12 +67,12 @@ class FileRows:
     async def store(self, row: CallRow) -> None:
         """Store a row, and delete the rows of its project that are older than 90 days."""
 
-        def work(connection: sqlite3.Connection) -> None:
+        def insert_and_delete(connection: sqlite3.Connection) -> None:
             insert_row(connection, row)
             oldest = time.time() - CALLS_DAYS * _DAY_S
             connection.execute("DELETE FROM calls WHERE project = ? AND at < ?", (row.project, oldest))
 
-        await self._file.run(work)
+        await self._file.run(insert_and_delete)
 
     async def by_tool(self, project: str, agent: str, since: float) -> list[dict[str, Any]]:
         """Return the figures of an agent's calls since a time, by tool, the most expensive first."""
@@ -81,5 +81,5 @@ class FileRows:
 
 def insert_row(connection: sqlite3.Connection, row: CallRow) -> None:
     """Insert a row within a transaction."""
-    marks = ", ".join("?" * len(row.values))
-    connection.execute(f"INSERT INTO calls VALUES ({marks})", row.values)  # noqa: S608 - constants
+    placeholders = ", ".join("?" * len(row.values))
+    connection.execute(f"INSERT INTO calls VALUES ({placeholders})", row.values)  # noqa: S608 - constants

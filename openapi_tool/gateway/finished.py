@@ -1,4 +1,4 @@
-"""What is kept of a finished call: its row in the state, and its facts for log line and metrics."""
+"""What is kept of a finished call: its row in the state, and the facts for its log line and the metrics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from openapi_tool.telemetry.calls import CallFacts
 from openapi_tool.tools.result import ResultFields
 from openapi_tool.tools.wording import short
 
-_IDS = ("project_id", "agent_id", "tool_call_id", "trace_id")
+_IDS = ("project_id", "agent_id", "tool_call_id", "trace_id")  # fields of `CallIdentity`
 
 
 def row_of(running: RunningCall, fields: ResultFields | None) -> CallRow:
@@ -49,7 +49,8 @@ def facts_of(running: RunningCall, row: CallRow, fields: ResultFields | None) ->
         trace_id=call.identity.trace_id or "",
         protocol="gateway",
         function_name=short(definition.tool_name),
-        # A gateway's call comes from no stream: it is delivered once, has no age, and is loaded when it begins.
+        # A kernel's call comes from a stream, perhaps more than once, and has waited and been loaded when it begins. A
+        # gateway's call has just come.
         delivery_attempt=1,
         age_s=0.0,
         began=running.began,

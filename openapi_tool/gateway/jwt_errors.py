@@ -1,4 +1,7 @@
-"""Why a JWT is refused; apart from `jwts`, whose library only a gateway with `gateway.oauth` imports."""
+"""Why a JWT (an access token of an external issuer) is refused.
+
+These are apart from `jwts`, whose library only a gateway with the setting `gateway.oauth` imports.
+"""
 
 from __future__ import annotations
 
@@ -8,4 +11,4 @@ class JwtRefused(Exception):
 
 
 class ClaimUnusable(JwtRefused):
-    """The JWT is right, but does not say who calls; the message names the claim."""
+    """The JWT is right, but does not say who calls; the message names the claim that is missing or wrong."""

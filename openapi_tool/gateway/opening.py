@@ -1,4 +1,4 @@
-"""Opens the state of a gateway: a file, or NATS."""
+"""Opens the state of a gateway, which its processes share: a file, or NATS."""
 
 from __future__ import annotations
 

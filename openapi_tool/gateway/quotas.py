@@ -1,4 +1,8 @@
-"""Limits and budgets of a gateway, shared by all processes with the same state."""
+"""Limits and budgets of a gateway, shared by all processes with the same state.
+
+A *limit* bounds what is sent with an API key in a minute. A *budget* bounds what an agent or a project may spend in a
+period, such as a day.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +33,12 @@ async def shared_quotas(bootstrap: Bootstrap, state: GatewayState) -> AsyncItera
     name = secrets.token_hex(5)  # of this process in the shared records
     settings = bootstrap.settings
     limits, accounts = state.limits, state.budgets
-    # `key_failure` makes the error of a call whose key Jina has refused.
+    # `key_failure` makes the error of a call whose API key Jina has refused.
     limiter = Limiter(name, settings.limits, limits, state.time, key_failure, settings.fairness.weights)
-    limiter.keys.set_secrets(bootstrap.secrets)  # from which the limiter takes the keys of a pool
+    limiter.keys.set_secrets(bootstrap.secrets)  # of which the limiter takes the API keys of a pool
     # A call waits for a budget for at most the same share of its time as for a permit.
     budgets = Budgets(name, settings.budgets, accounts, state.time, limiter.max_wait_share)
-    with suppress(Unavailable):  # blocked keys are then detected by their next refusal
+    with suppress(Unavailable):  # a key that Jina refuses is then detected by its next refusal
         await limiter.keys.load()
     async with (
         limits.watch(limiter.on_change),

@@ -1,4 +1,4 @@
-"""Results of a gateway as clients read them, whatever the protocol: as one text, or as an object."""
+"""Results of a gateway as clients read them, whatever the protocol: as one text, or as an object, the *structure*."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ STRUCTURE: Mapping[str, Any] = {
 }
 """JSON schema of the object that `structure` returns."""
 
-# Facts of an answer that `structure` takes over.
-_IN_STRUCTURE = ("state", "usage", "truncated", "next_cursor", "cached", "budget")
+_FACTS_SHOWN = ("state", "usage", "truncated", "next_cursor", "cached", "budget")
+"""Facts of an answer (`Answer.facts`) that clients get."""
 
 
 def text_of(answer: Answer) -> str:
@@ -38,7 +38,7 @@ def text_of(answer: Answer) -> str:
     if fields.error is not None:
         return f"{fields.error['code']}: {fields.error['message']}"
     result = fields.result
-    if isinstance(result, dict) and isinstance(result.get("content"), str):  # with `result_format: object`
+    if isinstance(result, dict) and isinstance(result.get("content"), str):  # of a definition's `result_format: object`
         return str(result["content"])
     return as_model_reads({"status": fields.status, "result": result, "error": None})
 
@@ -47,8 +47,8 @@ def structure(answer: Answer) -> dict[str, Any]:
     """Return the result as an object: the text that a model reads, and what is known of the result."""
     fields = answer.fields
     facts = answer.facts
-    known = {name: facts[name] for name in _IN_STRUCTURE if name in facts}
-    result = {"content": text_of(answer), **known}
+    shown = {name: facts[name] for name in _FACTS_SHOWN if name in facts}
+    result = {"content": text_of(answer), **shown}
     if fields.error is not None:
         result["error"] = dict(fields.error)
     return result

@@ -1,4 +1,8 @@
-"""The port of what the processes of a gateway share; `file_state` and `nats_state` implement it."""
+"""The port of what the processes of a gateway share; `file_state` and `nats_state` implement it.
+
+`Records`, `ListedRecords` and `TextSets` are explained in `state/port.py`: records are small and change, texts may be
+large and expire.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,7 @@ class GatewayState(Protocol):
     """What the processes of a gateway share; every method raises Unavailable.
 
     `time` returns the seconds since the epoch, from one clock for all these processes. The records of `limits` and
-    `budgets` may be shared with a kernel's executors, too.
+    `budgets` may be shared with executors, too: the processes that run the tool calls of a kernel (an agent platform).
     """
 
     time: Callable[[], float]
@@ -59,13 +63,13 @@ class GatewayState(Protocol):
         """Return the texts of a bucket, which expire `ttl_s` seconds after they were stored."""
 
     async def session_key(self) -> bytes:
-        """Return the key of session identities and cursors, which the first process creates."""
+        """Return the key that signs session identities and cursors, which the first process creates."""
 
     def operated(
         self, name: str, use: Callable[[Switches], None], snapshot: Callable[[], Mapping[str, Any]]
     ) -> AbstractAsyncContextManager[None]:
         """While the context is open pass an operator's switches to `use`, and answer requests for statistics.
 
-        `name` is the name of this process, and `snapshot` returns its statistics. Until the switches have been read no
-        tool may run.
+        Switches say which tools are disabled; until they have been read no tool may run. `name` is the name of this
+        process, and `snapshot` returns its statistics.
         """

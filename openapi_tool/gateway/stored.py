@@ -23,15 +23,16 @@ UNTAKEN_S = 300
 WINDOW_CHARS = 512 * 1024
 """Characters of a whole text that are stored, and read, at once: as many as a search in a text asks for at once."""
 
-_UNTRACKED = frozenset({"donottrack", "dnt", "xdonottrack"})
-"""Names, folded and without hyphens, of arguments, parameters and headers that say "do not track"."""
+_DO_NOT_TRACK = frozenset({"donottrack", "dnt", "xdonottrack"})
+"""Names of arguments, parameters and headers that say "do not track", as `fold` returns them: `X-Do-Not-Track`."""
 
 
 class StoredTexts:
-    """Whole texts of truncated results. Each is found only for the agent whose call it was (`engine.ports.Artifacts`).
+    """Whole texts of truncated results (`engine.ports.Artifacts`). Each is found only for the agent whose call it was.
 
     A text is stored as a head, and as windows of `WINDOW_CHARS` characters, so that a part of it is read without the
-    rest. The head has what is known of the whole text: length, digest and items.
+    rest. The head has what is known of the whole text: its length, its digest, and the places at which its items begin,
+    such as the results of a search. `card_id` is the id of the text.
     """
 
     def __init__(self, texts: TextSets) -> None:
@@ -41,12 +42,11 @@ class StoredTexts:
         """Store a text. Raises Unavailable."""
         owner_and_card = identity.project_id, identity.agent_id, stored.card_id
         head = {"chars": stored.chars, "sha256": stored.sha256, "items": [list(item) for item in stored.items]}
+        parts = {text_name(*owner_and_card): orjson.dumps(head)}  # the head first: who finds it finds the windows, too
         text: str = orjson.loads(stored.content)["text"]
-        windows = {
-            text_name(*owner_and_card, start // WINDOW_CHARS): text[start : start + WINDOW_CHARS].encode()
-            for start in range(0, len(text), WINDOW_CHARS)
-        }
-        await self._texts.put_all({text_name(*owner_and_card): orjson.dumps(head), **windows})
+        for number, start in enumerate(range(0, len(text), WINDOW_CHARS)):
+            parts[text_name(*owner_and_card, number)] = text[start : start + WINDOW_CHARS].encode()
+        await self._texts.put_all(parts)
 
     async def artifact(self, project_id: str, agent_id: str, card_id: str, start: int, chars: int) -> Artifact | None:
         """Return at most `chars` characters from `start`; None if the text is missing or expired.
@@ -60,25 +60,28 @@ class StoredTexts:
         head = orjson.loads(record)
         end = min(start + chars, head["chars"])
         first_window = start // WINDOW_CHARS
-        window_count = math.ceil(end / WINDOW_CHARS)  # of the text from its beginning to `end`
-        text = ""
-        for number in range(first_window, window_count):
+        after_last_window = math.ceil(end / WINDOW_CHARS)
+        read = ""
+        for number in range(first_window, after_last_window):
             window = await self._texts.get(text_name(*owner_and_card, number))
             if window is None:
                 return None
-            text += window.decode()
-        begin = start - first_window * WINDOW_CHARS  # within the windows that were read
+            read += window.decode()
+        skipped = start - first_window * WINDOW_CHARS  # characters of the first window that come before `start`
         items = tuple(map(tuple, head["items"]))
-        return Artifact(card_id, head["chars"], head["sha256"], text[begin : begin + chars], items)
+        return Artifact(card_id, head["chars"], head["sha256"], read[skipped : skipped + chars], items)
 
 
 class UntakenResults:
-    """Paid results that no client took: it had cancelled the call, or was gone."""
+    """Paid results that no client took: it had cancelled the call, or was gone.
+
+    They expire soon (`UNTAKEN_S`). Until then an identical call of the same caller gets one at no cost.
+    """
 
     def __init__(self, texts: Texts) -> None:
         self._texts = texts
 
-    async def put(self, key: str, fields: ResultFields) -> None:
+    async def put(self, result_name: str, fields: ResultFields) -> None:
         """Store a result. Raises Unavailable."""
         record = {
             "status": fields.status,
@@ -88,22 +91,23 @@ class UntakenResults:
             "tool": fields.tool,
             "truncated": fields.truncated,
         }
-        await self._texts.put(key, orjson.dumps(record))
+        await self._texts.put(result_name, orjson.dumps(record))
 
-    async def get(self, key: str) -> ResultFields | None:
+    async def get(self, result_name: str) -> ResultFields | None:
         """Return a stored result, as one that cost nothing. Raises Unavailable."""
-        record = await self._texts.get(key)
+        record = await self._texts.get(result_name)
         if record is None:
             return None
-        found = orjson.loads(record)
-        for part in (found["tool_output"], found["result"]):  # where `result_format` puts the usage
+        fields = orjson.loads(record)
+        for part in (fields["tool_output"], fields["result"]):  # `result_format` says which of them has the usage
             if isinstance(part, dict) and "usage" in part:
-                part |= {"usage": {"tokens": 0, "requests": 0}, "cached": True}
-        return ResultFields(**found, cached=True)
+                part["usage"] = {"tokens": 0, "requests": 0}
+                part["cached"] = True
+        return ResultFields(**fields, cached=True)
 
 
-def call_key(identity: CallIdentity, definition: ToolDefinition, arguments: Mapping[str, Any]) -> str:
-    """Return the name by which an identical call of the same caller finds a result.
+def name_of_result(identity: CallIdentity, definition: ToolDefinition, arguments: Mapping[str, Any]) -> str:
+    """Return the name by which an identical call finds a result: of the same caller, definition and arguments.
 
     Raises TypeError for arguments that are no JSON.
     """
@@ -112,13 +116,10 @@ def call_key(identity: CallIdentity, definition: ToolDefinition, arguments: Mapp
 
 def may_store(definition: ToolDefinition, arguments: Mapping[str, Any]) -> bool:
     """Return whether a result may be stored at all: not if anything in the call says "do not track"."""
-    fixed_by_definition = {**definition.upstream_params, **definition.headers}
-    given = {**fixed_by_definition, **definition.defaults, **arguments, **definition.fixed}
-    return not any(value and _says_do_not_track(name) for name, value in given.items())
-
-
-def _says_do_not_track(name: str) -> bool:
-    return fold(name).replace("-", "") in _UNTRACKED
+    set_for_upstream = {**definition.upstream_params, **definition.headers}
+    # Arguments of the model replace the definition's defaults, and its fixed arguments replace those of the model.
+    values = {**set_for_upstream, **definition.defaults, **arguments, **definition.fixed}
+    return not any(value and fold(name) in _DO_NOT_TRACK for name, value in values.items())
 
 
 def text_name(project: str, *parts: object) -> str:

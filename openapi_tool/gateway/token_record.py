@@ -1,7 +1,8 @@
 """The record of one token: who calls, and which tools the token's bearer may call.
 
-A token is the text `oat_ID_SECRET`. Its id finds its record, which holds only a hash of the secret. The secret has 256
-random bits, so one round of SHA-256 is enough: no dictionary can find it.
+A token is the text `oat_ID_SECRET`, which a client sends with each request. Its id finds its record, which holds only a
+hash of the secret. The secret has 256 random bits, so one round of SHA-256 is enough: no dictionary can find it.
+`token_stores` says where records are stored, and `tokens` which tokens a process accepts.
 """
 
 from __future__ import annotations
@@ -10,19 +11,18 @@ import hashlib
 import hmac
 import secrets
 import time
-from contextlib import suppress
 from dataclasses import asdict, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import orjson
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as validated
 
 from openapi_tool.protocol.errors import ExecutorError
-from openapi_tool.protocol.subjects import is_token
+from openapi_tool.protocol.subjects import is_token as is_subject_token
 from openapi_tool.tools.wording import short
 
-MAX_AGENT_CHARS = 128
+MAX_NAME_CHARS = 128
 """Longest name of a project or an agent."""
 
 _PREFIX = "oat"
@@ -36,8 +36,9 @@ class TokensInvalid(ExecutorError):
 
 
 def _check_name(name: str) -> str:
-    if not is_token(name) or len(name) > MAX_AGENT_CHARS:
-        raise ValueError(f"is no id: empty, over {MAX_AGENT_CHARS} characters, or with blanks or `.*>`")
+    """Return a name if it may be a part of the names of shared records and of subjects. Raises ValueError."""
+    if not is_subject_token(name) or len(name) > MAX_NAME_CHARS:
+        raise ValueError(f"is no id: empty, over {MAX_NAME_CHARS} characters, or with blanks or `.*>`")
     return name
 
 
@@ -72,10 +73,16 @@ class Token:
         return self.revoked is None and (self.expires is None or now < self.expires)
 
 
-def new_token(
-    project: str, agent: str, tools: tuple[str, ...], *, any_agent: bool, expires: float | None
-) -> tuple[str, str, Token]:
-    """Return the text of a new token, its id and its record. Raises TokensInvalid."""
+class NewToken(NamedTuple):
+    """Text of a new token, which nothing but its bearer knows from then on, its id and its record."""
+
+    text: str
+    id: str
+    record: Token
+
+
+def new_token(project: str, agent: str, tools: tuple[str, ...], *, any_agent: bool, expires: float | None) -> NewToken:
+    """Return a new token. Raises TokensInvalid."""
     token_id = secrets.token_hex(_ID_CHARS // 2)
     secret = secrets.token_hex(_SECRET_BYTES)
     try:
@@ -90,7 +97,7 @@ def new_token(
         )
     except ValidationError as error:
         raise TokensInvalid("; ".join(problems_of(error))) from None
-    return f"{_PREFIX}_{token_id}_{secret}", token_id, record
+    return NewToken(f"{_PREFIX}_{token_id}_{secret}", token_id, record)
 
 
 def revoked_now(token: Token) -> Token:
@@ -100,8 +107,8 @@ def revoked_now(token: Token) -> Token:
 
 def id_and_secret(text: str) -> tuple[str, str]:
     """Return id and secret of `oat_ID_SECRET`, unchecked; two empty texts for a text with another prefix."""
-    prefix, _, rest = text.partition("_")
-    token_id, _, secret = rest.partition("_")
+    prefix, _, after_prefix = text.partition("_")
+    token_id, _, secret = after_prefix.partition("_")
     return (token_id, secret) if prefix == _PREFIX else ("", "")
 
 
@@ -120,11 +127,19 @@ def _hash(secret: str) -> str:
 
 def id_of(text: str) -> str:
     """Return the id of a token that is given by its id or as a whole. Raises TokensInvalid."""
-    found = text.split("_")[1] if text.startswith(f"{_PREFIX}_") else text
-    with suppress(ValueError):  # of `int`, if the text is not hexadecimal
-        if len(found) == _ID_CHARS and int(found, 16) >= 0:
-            return found
-    raise TokensInvalid(f"{short(found, _ID_CHARS)!r} is no id of a token; `tokens list` shows them")
+    token_id = text
+    if text.startswith(f"{_PREFIX}_"):
+        token_id, _ = id_and_secret(text)
+    if len(token_id) != _ID_CHARS or not _is_hexadecimal(token_id):
+        raise TokensInvalid(f"{short(token_id, _ID_CHARS)!r} is no id of a token; `tokens list` shows them")
+    return token_id
+
+
+def _is_hexadecimal(text: str) -> bool:
+    try:
+        return int(text, 16) >= 0  # `int` takes a minus, too
+    except ValueError:
+        return False
 
 
 def shown(token_id: str, token: Token, now: float) -> dict[str, Any]:
@@ -162,7 +177,7 @@ def problems_of(error: ValidationError) -> list[str]:
     """Return what is wrong with records, each with its place, such as `project: is no id: …`."""
     found = []
     for problem in error.errors(include_url=False, include_input=False):
-        place = ".".join(map(str, problem["loc"]))
+        place = ".".join(map(str, problem["loc"]))  # of a file it begins with the token's id
         message = problem["msg"].removeprefix("Value error, ")
         found.append(f"{place}: {message}" if place else message)
     return found

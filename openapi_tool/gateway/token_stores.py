@@ -1,4 +1,7 @@
-"""Stores of a gateway's tokens: the state, which all processes share, and a file."""
+"""Stores of a gateway's tokens (`token_record`): the state, which all its processes share, and a file.
+
+The commands `openapi-tool tokens` write to them, and each process reads all tokens every second (`tokens`).
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ class StoredTokens:
 
     def __init__(self, records: ListedRecords) -> None:
         self._records = records
-        self._logged_as_unreadable: set[str] = set()  # ids
+        self._logged_as_unreadable: set[str] = set()  # ids of tokens
 
     async def all(self) -> dict[str, Token]:
         """Return all tokens by id, without those whose record cannot be read: they are refused. Raises Unavailable."""
@@ -62,7 +65,7 @@ class StoredTokens:
         for token_id, value in stored.items():
             try:
                 tokens[token_id] = decoded(token_id, value)
-            except TokensInvalid as invalid:
+            except TokensInvalid as invalid:  # the others stay in use
                 self._log_once(token_id, invalid)
         return tokens
 
@@ -102,23 +105,22 @@ class TokenFile:
 
     async def all(self) -> dict[str, Token]:
         """Return all tokens by id."""
-        return self.load()
+        return self._load()
 
     async def add(self, token_id: str, token: Token) -> None:
         """Store a new token; create a missing file."""
-        tokens = self.load() if self.path.exists() else {}
+        tokens = self._load() if self.path.exists() else {}
         self._save(tokens | {token_id: token})
 
     async def revoke(self, token_id: str) -> bool:
         """Revoke a token; return False if there is none."""
-        tokens = self.load()
+        tokens = self._load()
         if token_id not in tokens:
             return False
         self._save(tokens | {token_id: revoked_now(tokens[token_id])})
         return True
 
-    def load(self) -> dict[str, Token]:
-        """Return all tokens by id."""
+    def _load(self) -> dict[str, Token]:
         try:
             return decoded_file(read_regular_file(self.path, _MAX_FILE_BYTES))
         except OSError as error:
@@ -137,11 +139,12 @@ class TokenFile:
 
 def _replace_file(path: Path, content: bytes) -> None:
     """Write a file as a whole: who reads it meanwhile finds either the old content or the new one. Raises OSError."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)  # readable for this user alone
+    new_file = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
-        Path(name).replace(path)
+        new_file.replace(path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        new_file.unlink(missing_ok=True)
         raise

@@ -1,4 +1,7 @@
-"""Tokens that a process accepts now, read from their stores again and again."""
+"""Tokens that a process accepts now, read from their stores again and again.
+
+A token is the text `oat_ID_SECRET` (`token_record`). A *store* is the shared state, or a file (`token_stores`).
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,20 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from openapi_tool.gateway.token_record import Token, TokensInvalid, has_secret, id_and_secret
 from openapi_tool.gateway.token_stores import TokenStore
 from openapi_tool.protocol.errors import Unavailable
 
 log = logging.getLogger(__name__)
+
+
+class FoundToken(NamedTuple):
+    """A token's id and record."""
+
+    id: str
+    record: Token
 
 
 class Tokens:
@@ -69,31 +80,36 @@ class Tokens:
     def _is_outdated(self, source: _Source) -> bool:
         return time.monotonic() - source.read_at > self._grace_s
 
-    def find(self, text: str) -> tuple[str, Token] | None:
-        """Return id and record of a usable token, in a time that does not depend on how much of it is right."""
+    def find(self, text: str) -> FoundToken | None:
+        """Return a token if it is usable, in a time that does not depend on how much of the text is right."""
         known = self._known(text)
-        return known if known is not None and known[1].usable(self._clock()) else None
+        if known is None or not known.record.usable(self._clock()):
+            return None
+        return known
 
-    def find_ended(self, text: str) -> tuple[str, Token] | None:
-        """Return id and record of a token that is right, but expired or revoked."""
+    def find_ended(self, text: str) -> FoundToken | None:
+        """Return a token if it is right, but has expired or is revoked."""
         known = self._known(text)
-        return None if known is None or known[1].usable(self._clock()) else known
+        if known is None or known.record.usable(self._clock()):
+            return None
+        return known
 
-    def _known(self, text: str) -> tuple[str, Token] | None:
-        """Return id and record of the token with this id and this secret; it may have expired or be revoked."""
+    def _known(self, text: str) -> FoundToken | None:
+        """Return the token with this id and this secret; it may have expired or be revoked."""
         token_id, secret = id_and_secret(text)
-        # If several stores have the id, the last one counts.
-        source = next((each for each in reversed(self._sources) if token_id in each.tokens), None)
-        token = source.tokens[token_id] if source and not self._is_outdated(source) else None
-        is_right = has_secret(token, secret)
-        return (token_id, token) if token is not None and is_right else None
+        record = None
+        for source in self._sources:  # if several stores have the id, the last one counts
+            if token_id in source.tokens:
+                record = None if self._is_outdated(source) else source.tokens[token_id]
+        is_right = has_secret(record, secret)  # also without a record, so that an unknown token takes as long
+        return FoundToken(token_id, record) if record is not None and is_right else None
 
 
 @dataclass(slots=True)
 class _Source:
-    """Store of tokens, and the tokens that were read from it last.
+    """Store of tokens, and the tokens that were read from it last, by id.
 
-    `read_at` is when that reading began, on the monotonic clock in seconds.
+    `read_at` is when that reading began, on the monotonic clock in seconds: a later change of the store may be missing.
     """
 
     store: TokenStore

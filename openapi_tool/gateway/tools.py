@@ -1,4 +1,8 @@
-"""Tools of a gateway: the built-in ones, or those that the files of a folder define; the folder is watched."""
+"""Tools of a gateway: the built-in ones, or those that the files of a folder define; the folder is watched.
+
+A *definition* describes a tool: its name, the built-in tool behind it, the schema of its arguments, and options. It has
+the form in which a kernel (an agent platform) registers tools.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +41,10 @@ class ToolsInvalid(ExecutorError):
 
 @dataclass(frozen=True, slots=True)
 class GatewayTool:
-    """A tool as a client is shown it, and its definition. The name has no dots, which some clients refuse."""
+    """A tool as a client is shown it, and its definition.
+
+    A client knows it by a name without dots, which some clients refuse: `news__search` for `news.search`.
+    """
 
     shown: ShownTool
     definition: ToolDefinition
@@ -59,10 +66,10 @@ def built_in_tools() -> Tools:
 
 @dataclass(frozen=True, slots=True)
 class ToolFolder:
-    """Folder with definitions in YAML, also in folders below it.
+    """Folder with definitions in YAML, also in folders below it; they are checked against `limits` and `url_policy`.
 
     Files and folders with a dot in front are skipped: a mounted ConfigMap has each file twice, as a link and in a
-    hidden folder to which the link leads. The definitions are checked against `limits` and `url_policy`.
+    hidden folder to which the link leads.
     """
 
     path: Path
@@ -70,7 +77,7 @@ class ToolFolder:
     url_policy: UrlPolicy
 
     def __iter__(self) -> Iterator[Path]:
-        """Iterate over the files with definitions, in the order of their names.
+        """Iterate over the files with definitions, in the order of their names, as `FileWatcher` does.
 
         Raises ToolsInvalid if they cannot be listed, for example while the folder is being deleted.
         """
@@ -88,10 +95,12 @@ class ToolFolder:
         """Return the tools. Raises ToolsInvalid, which lists every mistake."""
         files = list(self)
         if not files or len(files) > _MAX_FILES:
-            named = " or ".join(_SUFFIXES)
-            raise ToolsInvalid(f"{self.path}: must be a folder with 1 to {_MAX_FILES:,} files that end in {named}")
+            suffixes = " or ".join(_SUFFIXES)
+            raise ToolsInvalid(f"{self.path}: must be a folder with 1 to {_MAX_FILES:,} files that end in {suffixes}")
+        tools: list[GatewayTool] = []
         problems: list[str] = []
-        tools = [tool for file in files for tool in self._read(file, problems)]
+        for file in files:
+            tools.extend(self._read(file, problems))
         if problems:
             raise ToolsInvalid("; ".join(listed(problems)))
         return _by_name(tools)
@@ -114,9 +123,9 @@ class ToolFolder:
 
 
 def _tool(document: Mapping[str, JsonValue]) -> GatewayTool:
-    """Return the tool of a definition, a document in the form in which a kernel registers tools."""
+    """Return the tool of a definition."""
     built_in = parse_definition(stored_record(document)).built_in
-    row = complete(document, built_in)
+    row = complete(document, built_in)  # the built-in tool fills what the document omits
     # With the format `object` the size of the result's state is bounded, too. A gateway needs that, as a client may
     # show a model the whole structure of a result.
     definition = replace(parse_definition(stored_record(row)), result_format="object")
@@ -140,16 +149,16 @@ async def watch(folder: ToolFolder, use: Callable[[Tools], Awaitable[None]]) -> 
     No error ends this task, as no further change would take effect.
     """
     watcher: FileWatcher | None = None
-    is_scanned = True  # the last scan of the folder succeeded
+    last_scan_failed = False
     while True:
         try:
-            must_reload = not is_scanned  # what changed during a failed scan is unknown
-            is_scanned = False
+            must_reload = last_scan_failed  # what has changed since is unknown
+            last_scan_failed = True  # until this scan succeeds
             if watcher is None:
-                watcher = await asyncio.to_thread(FileWatcher, folder)
-            else:
-                must_reload |= await asyncio.to_thread(watcher.changed)
-            is_scanned = True
+                watcher = await asyncio.to_thread(FileWatcher, folder)  # its first scan
+            elif await asyncio.to_thread(watcher.changed):
+                must_reload = True
+            last_scan_failed = False
             if must_reload:
                 await _reload(folder, use)
         except ToolsInvalid as invalid:

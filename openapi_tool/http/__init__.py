@@ -2,7 +2,7 @@
 
 A call of plain HTTP passes through:
 
-1. `access.py`: check host, origin, token and size; find the `Caller` (project, agent, tools).
+1. `access.py`: check host, origin, token and size. `senders.py` finds the `Caller` by the token: project, agent, tools.
 2. `tools.py`: the route. A repeated `Idempotency-Key` gets the result of the first such request (`idempotency.py`).
 3. `calls.py`: `while_connected` runs the call and stops it if its client leaves. If all that was paid for has arrived,
    the call may end first, and its result is stored for an identical call.

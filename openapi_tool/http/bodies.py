@@ -11,19 +11,19 @@ from starlette.types import Message, Receive
 from openapi_tool.http.problems import Problem
 
 MAX_BODY_BYTES = 2**20
-"""Four times the largest arguments."""
+"""Largest body: four times the largest arguments of a tool."""
 
-_DISCARDED_BYTES = 16 * 2**20
-"""What is read and dropped of a body that is too large: most clients send all of it before they read an answer."""
+_MAX_READ_BYTES = 16 * 2**20
+"""So much is read of a body that is too large, and dropped: most clients send all of it before they read an answer."""
 
 
-async def read_body(headers: Headers, receive: Receive, hold: Callable[[int], None]) -> bytes | None:
+async def read_body(headers: Headers, receive: Receive, count_bytes: Callable[[int], None]) -> bytes | None:
     """Return the body of a request, None if its client is gone. Raises Problem if it is too large.
 
-    `hold` gets the size of each part before it is kept, and may raise.
+    `count_bytes` gets the size of each part before it is kept. It raises Problem if the sender has too many.
     """
     declared = headers.get("content-length", "0")
-    too_large = declared.isdigit() and int(declared) > MAX_BODY_BYTES
+    too_large = declared.isdigit() and int(declared) > MAX_BODY_BYTES  # known before the first byte
     body = bytearray()
     received = 0
     while True:
@@ -34,9 +34,9 @@ async def read_body(headers: Headers, receive: Receive, hold: Callable[[int], No
         received += len(part)
         too_large = too_large or received > MAX_BODY_BYTES
         if not too_large:
-            hold(len(part))
+            count_bytes(len(part))
             body += part
-        if not message.get("more_body", False) or received > _DISCARDED_BYTES:
+        if not message.get("more_body", False) or received > _MAX_READ_BYTES:
             break
     if too_large:
         raise Problem(
@@ -49,7 +49,7 @@ async def read_body(headers: Headers, receive: Receive, hold: Callable[[int], No
 
 
 def with_body(body: bytes, receive: Receive) -> Receive:
-    """Return what an app receives: the body, and then the end of the connection."""
+    """Return a `receive` for an app: it returns the body that was read already, and then what `receive` returns."""
     pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def next_message() -> Message:

@@ -1,4 +1,4 @@
-"""Run calls for the requests of clients, as long as they are connected."""
+"""What end points do with a request: find its caller, read its JSON, and run a call while its client is connected."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ClientGone(Exception):
 
 
 def caller_of(request: Request) -> Caller:
-    """Return who sent a request, as `Access` has found."""
+    """Return who sent a request; `Access` has put it there."""
     caller: Caller = request.state.caller
     return caller
 
@@ -34,7 +34,8 @@ async def json_object(request: Request) -> dict[str, Any]:
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "bad_request", "Send the arguments as Content-Type: application/json."
         )
     try:
-        value = loads((await request.body()).decode() or "{}")  # decoded here: a parser may guess another encoding
+        text = (await request.body()).decode()  # here, as a parser might guess another encoding than UTF-8
+        value = loads(text or "{}")
     except ValueError:
         raise Problem(HTTPStatus.BAD_REQUEST, "bad_request", "The body is no JSON in UTF-8; correct it.") from None
     if not isinstance(value, dict):
@@ -45,24 +46,25 @@ async def json_object(request: Request) -> dict[str, Any]:
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> tuple[T, bool]:
-    """Return the result of `work`, and whether its client is still there; cancel it as soon as that one is gone.
+    """Return the result of `work`, and whether the client is still connected.
 
-    Raises ClientGone.
+    As soon as the client is gone, `work` is cancelled. Raises ClientGone if it has no result by then.
     """
     working = asyncio.create_task(work, name="request")
-    gone = asyncio.create_task(_disconnected(request), name="end of a client")
+    leaving = asyncio.create_task(_until_disconnected(request), name="end of a client")
     try:
-        await asyncio.wait([working, gone], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
             raise ClientGone
-        return working.result(), not gone.done()
+        is_connected = not leaving.done()
+        return working.result(), is_connected
     finally:
-        for task in (working, gone):
+        for task in (working, leaving):
             task.cancel()
-        await asyncio.wait([working, gone])
+        await asyncio.wait([working, leaving])
 
 
-async def _disconnected(request: Request) -> None:
-    await request.body()
+async def _until_disconnected(request: Request) -> None:
+    await request.body()  # what the server sends before anything else
     while (await request.receive())["type"] != "http.disconnect":
         pass

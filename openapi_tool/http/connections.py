@@ -1,12 +1,14 @@
 """Connections of the HTTP door, bounded in number and in time: a slow client holds nothing for long.
 
-uvicorn bounds the size of a request's head, and nothing else. So each connection has one deadline, which is moved as it
-goes on: until the first byte, for the head, for the body, for a client that does not read, and between two requests.
+uvicorn bounds the size of a request's head, and nothing else. So each connection has one deadline, at which it is
+closed. The deadline moves as the connection goes on: until the first byte, for the head, for the body, for a client
+that does not read, and between two requests. While a request is being answered there is none.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any, cast
 
@@ -24,59 +26,71 @@ IDLE_S = 75.0
 """Seconds between two requests of a connection."""
 
 Address = tuple[str, int]
+"""Address and port of a client."""
 
 
 class Connections:
-    """Open connections by the address of their client, the longest idle first."""
+    """Open connections by the address of their client; at most `max_open` of them."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._open: dict[Address, Connection] = {}
+    def __init__(self, max_open: int) -> None:
+        self._max_open = max_open
+        self._open: dict[Address, Connection] = {}  # of the idle ones, the longest idle comes first
 
     def protocol(self, **options: Any) -> asyncio.Protocol:
         """Return the protocol of a new connection (uvicorn's `http_protocol_class`)."""
         return Connection(H11Protocol(**options), self)
 
     def add(self, address: Address, connection: Connection) -> None:
-        """Add a connection. If there are too many, close the one that has been idle longest, else this one."""
-        if len(self._open) >= self._most:
-            idle = next((each for each in self._open.values() if not each.in_request), connection)
-            idle.abort()
+        """Add a connection. If there are too many, close one: the longest idle, or this one if none is idle."""
+        if len(self._open) >= self._max_open:
+            self._longest_idle(otherwise=connection).abort()  # it is discarded once it is closed
         self._open[address] = connection
+
+    def _longest_idle(self, otherwise: Connection) -> Connection:
+        for connection in self._open.values():
+            if not connection.in_request:
+                return connection
+        return otherwise
 
     def discard(self, address: Address, connection: Connection) -> None:
         """Remove a connection, unless another one has its address now."""
         if self._open.get(address) is connection:
             del self._open[address]
 
-    def of(self, address: Address | None) -> Connection | None:
-        """Return a client's connection."""
-        return self._open.get(tuple(address)) if address is not None else None  # type: ignore[arg-type]
+    def of(self, address: Sequence[Any] | None) -> Connection | None:
+        """Return a client's connection by its address, as the scope of a request has it; None if it is gone."""
+        if address is None:
+            return None
+        host, port = address
+        return self._open.get((host, port))
 
     def answering(self, app: ASGIApp) -> ASGIApp:
-        """Return an app that tells each connection when a request of it begins and ends."""
+        """Return an app that passes requests to `app`, and tells each connection when one begins and ends."""
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
             connection = self.of(scope.get("client"))
             if connection is None:  # gone already; without an answer the server would log a defect
                 await Response(status_code=HTTPStatus.REQUEST_TIMEOUT)(scope, receive, send)
                 return
-            connection.began()
+            connection.request_began()
             try:
                 await app(scope, receive, send)
             finally:
-                connection.ended()
+                connection.request_ended()
 
         return answer
 
     def to_end(self, address: Address, connection: Connection) -> None:
-        """Make a connection the one that is idle for the shortest time."""
+        """Move a connection behind all others, as it is idle from now on."""
         if self._open.get(address) is connection:
             self._open[address] = self._open.pop(address)
 
 
 class Connection(asyncio.Protocol):
-    """uvicorn's connection with a deadline."""
+    """Connection of a client, with a deadline. It passes all that happens to `inner`, which is uvicorn's protocol.
+
+    `in_request` says whether the head of a request has arrived that is not answered yet.
+    """
 
     def __init__(self, inner: asyncio.Protocol, connections: Connections) -> None:
         self._inner = inner
@@ -84,54 +98,56 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._address: Address = ("", 0)
         self._deadline: asyncio.TimerHandle | None = None
-        self._in_head = False
+        self._in_head = False  # the first byte of a request has arrived, and its head has not ended
         self._aborted = False
-        self._client_reads = True
+        self._client_reads = True  # False while what was written waits for the client
         self.in_request = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""
         self._transport = cast("asyncio.Transport", transport)
-        self._address = (transport.get_extra_info("peername") or self._address)[:2]
-        self._within(HEAD_S)
+        peer = transport.get_extra_info("peername")
+        if peer:
+            self._address = peer[:2]  # of IPv6 two more numbers follow
+        self._set_deadline(HEAD_S)
         self._inner.connection_made(transport)
         self._connections.add(self._address, self)
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
-        if self._aborted:
+        if self._aborted:  # data that was read before may still arrive
             return
         if not self.in_request and not self._in_head:
             self._in_head = True
-            self._within(HEAD_S)
+            self._set_deadline(HEAD_S)
         self._inner.data_received(data)
 
-    def began(self) -> None:
+    def request_began(self) -> None:
         """Note that the head of a request has arrived, and that its body is awaited."""
         self._in_head = False
         self.in_request = True
-        self._within(BODY_S)
+        self._set_deadline(BODY_S)
 
-    def received(self) -> None:
+    def body_received(self) -> None:
         """Note that the body has arrived: from now on only a client that reads nothing is late."""
-        self._within(None)
+        self._set_deadline(None)
 
-    def ended(self) -> None:
+    def request_ended(self) -> None:
         """Note that the request has been answered."""
         self.in_request = False
         self._connections.to_end(self._address, self)
-        self._within(IDLE_S)
+        self._set_deadline(IDLE_S)
 
     def pause_writing(self) -> None:
         """See `asyncio.Protocol`."""
-        self._within(WRITE_S)
+        self._set_deadline(WRITE_S)
         self._client_reads = False  # until it is True again, the deadline stays
         self._inner.pause_writing()
 
     def resume_writing(self) -> None:
         """See `asyncio.Protocol`."""
         self._client_reads = True
-        self._within(None if self.in_request else IDLE_S)
+        self._set_deadline(None if self.in_request else IDLE_S)
         self._inner.resume_writing()
 
     def eof_received(self) -> bool | None:
@@ -140,8 +156,8 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
-        self._client_reads = True
-        self._within(None)
+        self._client_reads = True  # or the deadline would stay
+        self._set_deadline(None)
         self._connections.discard(self._address, self)
         self._inner.connection_lost(exc)
 
@@ -151,7 +167,7 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def _within(self, seconds: float | None) -> None:
+    def _set_deadline(self, seconds: float | None) -> None:
         """Move the deadline to `seconds` from now, or remove it for None; while the client reads nothing it stays."""
         if not self._client_reads:
             return

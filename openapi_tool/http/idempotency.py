@@ -1,11 +1,13 @@
-"""`Idempotency-Key`: a repeated request gets the result of the first one, for which nothing is charged again."""
+"""`Idempotency-Key`: a repeated request gets the result of the first one, for which nothing is charged again.
+
+A client sends this header with a text of its choice, the *key*, and the same one if it repeats the request.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import logging
 from collections.abc import Mapping
-from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, Self
 
@@ -19,20 +21,21 @@ from openapi_tool.state.port import Texts
 
 log = logging.getLogger(__name__)
 
-KEPT_S = 3_600
+KEPT_S = 3_600  # seconds for which results are stored
 MAX_KEY_CHARS = 255  # as other services with this header allow
 
 
 class Idempotency:
-    """Results of the last hour by caller and key, as bodies; shared by all processes of a gateway."""
+    """Results of the last hour by caller and key, as bodies of responses; shared by all processes of a gateway."""
 
     def __init__(self, texts: Texts) -> None:
         self._texts = texts
-        self._running: set[str] = set()
+        self._running: set[str] = set()  # names of the requests that run in this process
 
     def request(self, caller: Caller, key: str, tool: str, arguments: Mapping[str, Any]) -> IdempotentRequest:
         """Return a request with a key. Raises Problem."""
-        if not 0 < len(key) <= MAX_KEY_CHARS or not key.isascii() or not key.isprintable():
+        is_printable = key.isascii() and key.isprintable()
+        if not is_printable or not 1 <= len(key) <= MAX_KEY_CHARS:
             raise Problem(
                 HTTPStatus.BAD_REQUEST,
                 "bad_request",
@@ -41,13 +44,17 @@ class Idempotency:
         try:
             call_digest = _digest(tool, dict(arguments))
         except TypeError:
-            call_digest = ""  # not JSON within its limits: the call refuses it
+            call_digest = ""  # what orjson cannot write as JSON; the call refuses such arguments
         name = text_name(caller.project_id, caller.agent_id, key)
         return IdempotentRequest(self._texts, self._running, name, call_digest)
 
 
 class IdempotentRequest:
-    """Request with a key; as a context it is the only one with this key in this process."""
+    """Request with a key; as a context it is the only one with this key in this process.
+
+    Its result is stored under `name`, after a line with `call_digest`. That identifies tool and arguments, as another
+    call may not use the same key.
+    """
 
     def __init__(self, texts: Texts, running: set[str], name: str, call_digest: str) -> None:
         self._texts = texts
@@ -67,10 +74,11 @@ class IdempotentRequest:
         self._running.discard(self._name)
 
     async def result(self) -> bytes | None:
-        """Return the stored result. Raises Problem if the key was used for another call."""
-        record = None
-        with suppress(Unavailable):
+        """Return the stored result, None without one. Raises Problem if the key was used for another call."""
+        try:
             record = await self._texts.get(self._name)
+        except Unavailable:  # the state is down: the call runs as if the request were the first one
+            return None
         if record is None:
             return None
         stored_digest, _, body = record.partition(b"\n")

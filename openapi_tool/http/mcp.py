@@ -1,4 +1,4 @@
-"""MCP over streamable HTTP: no sessions, so that any replica may answer any request."""
+"""MCP over streamable HTTP, without sessions: any process of the gateway may answer any request of a client."""
 
 from __future__ import annotations
 
@@ -21,34 +21,41 @@ PATH = "/mcp"
 
 
 class McpDoor:
-    """The end point `/mcp`; `manager.run()` is entered while it is served."""
+    """The end point `/mcp`; `manager.run()` is entered while it is served.
+
+    `structured`: tools and results have a structure beside the text.
+    """
 
     def __init__(self, gateway: Gateway, *, structured: bool) -> None:
-        self.server = McpServer(gateway, _caller, structured=structured)
-        # Host, Origin and size are checked by `Access`. No instructions: they are the same for all, and each caller has
-        # tools of its own.
+        self.server = McpServer(gateway, _caller_in, structured=structured)
+        # Without instructions for models, which describe tools: they are the same for all clients, and each caller has
+        # tools of its own. Host, origin and size are checked by `Access`, not here.
+        without_instructions = self.server.server([])
         self.manager = StreamableHTTPSessionManager(
-            self.server.server([]), stateless=True, max_request_body_size=MAX_BODY_BYTES
+            without_instructions, stateless=True, max_request_body_size=MAX_BODY_BYTES
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["method"] == "POST":
             body = await Request(scope, receive).body()
-            if problem := problem_of(body):
-                error = JSONRPCError(jsonrpc="2.0", id=None, error=ErrorData(code=INVALID_REQUEST, message=problem))
-                refusal = Response(
-                    error.model_dump_json(by_alias=True, exclude_unset=True),
-                    HTTPStatus.BAD_REQUEST,
-                    media_type="application/json",
-                )
+            problem = problem_of(body)
+            if problem:
+                refusal = _refusal(problem)
                 await refusal(scope, receive, send)
                 return
-            receive = with_body(body, receive)
+            receive = with_body(body, receive)  # for the SDK, which reads it again
         await self.manager.handle_request(scope, receive, send)
 
 
-def _caller(context: Context) -> Caller:
+def _refusal(problem: str) -> Response:
+    error = JSONRPCError(jsonrpc="2.0", id=None, error=ErrorData(code=INVALID_REQUEST, message=problem))
+    body = error.model_dump_json(by_alias=True, exclude_unset=True)
+    return Response(body, HTTPStatus.BAD_REQUEST, media_type="application/json")
+
+
+def _caller_in(context: Context) -> Caller:
+    """Return the caller of the HTTP request that an MCP request came with."""
     request = context.request
     assert isinstance(request, Request)  # noqa: S101 - what this transport gives
     return caller_of(request)

@@ -1,8 +1,10 @@
-"""End points in the form of open-webui's external web search and external web loader.
+"""End points for open-webui, a chat program, as its external web search and external web loader.
 
-The form is that of its source (`retrieval/web/external.py`, `retrieval/loaders/external_web.py`). It sends a search
-with `query` and `count`, and expects a list of `link`, `title` and `snippet`. It sends up to 20 `urls` to load, and
-expects a list of `page_content` and `metadata`, of which it reads `source`.
+Requests and responses have the form that its source has (`retrieval/web/external.py` and
+`retrieval/loaders/external_web.py`):
+
+- It sends a search with `query` and `count`, and expects a list of `link`, `title` and `snippet`.
+- It sends up to 20 `urls` to load, and expects a list of `page_content` and `metadata`, of which it reads `source`.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from starlette.routing import Route
 
 from openapi_tool.gateway.call import Answer, Caller
 from openapi_tool.gateway.calls import Gateway
-from openapi_tool.gateway.results import structure, text_of
+from openapi_tool.gateway.results import text_of
 from openapi_tool.http.calls import ClientGone, caller_of, json_object, while_connected
 from openapi_tool.http.problems import Problem, failed_call
 from openapi_tool.http.tools import json_response
@@ -27,12 +29,12 @@ from openapi_tool.protocol.jsontext import whole_number
 from openapi_tool.tools.frames import contents
 
 MAX_URLS = 20  # of one request of its loader
-MAX_PAGE_CHARS = 1_000_000
+MAX_PAGE_CHARS = 1_000_000  # of each page
 _MAX_RESULTS = 20  # of one request of its search
 
 
 class OpenWebuiRoutes:
-    """End points of open-webui."""
+    """End points for open-webui."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -48,7 +50,8 @@ class OpenWebuiRoutes:
     async def search(self, request: Request) -> Response:
         """Search the web."""
         given = await json_object(request)
-        query, count = given.get("query"), whole_number(given.get("count", 10))
+        query = given.get("query")
+        count = whole_number(given.get("count", 10))
         if not isinstance(query, str) or count is None or count < 1:
             raise Problem(
                 HTTPStatus.BAD_REQUEST, "bad_request", "Give query, a text, and count, a whole number from 1."
@@ -62,11 +65,14 @@ class OpenWebuiRoutes:
             return Response(status_code=HTTPStatus.REQUEST_TIMEOUT)
         if not is_connected:
             self._gateway.keep_soon(answer)  # the client may repeat the search
-        return failed_call(answer) if answer.fields.error is not None else json_response(_results(answer, count))
+        if answer.fields.error is not None:
+            return failed_call(answer)
+        return json_response(_results(answer, count))
 
     async def load(self, request: Request) -> Response:
         """Read pages. Those that cannot be read are left out; if none can be, the first one's error is the answer."""
-        urls = (await json_object(request)).get("urls")
+        given = await json_object(request)
+        urls = given.get("urls")
         if (
             not isinstance(urls, list)
             or not 1 <= len(urls) <= MAX_URLS
@@ -78,10 +84,11 @@ class OpenWebuiRoutes:
             answers, _ = await while_connected(request, self._read_all(caller, urls))
         except ClientGone:
             return Response(status_code=HTTPStatus.REQUEST_TIMEOUT)
-        read = [(url, answer) for url, answer in zip(urls, answers, strict=True) if answer.fields.error is None]
-        if not read:
-            return failed_call(answers[0])
-        return json_response([await self._page(caller, url, answer) for url, answer in read])
+        pages = []
+        for url, answer in zip(urls, answers, strict=True):
+            if answer.fields.error is None:
+                pages.append(await self._page(caller, url, answer))
+        return json_response(pages) if pages else failed_call(answers[0])
 
     async def _read_all(self, caller: Caller, urls: list[str]) -> list[Answer]:
         async with asyncio.TaskGroup() as group:
@@ -89,13 +96,19 @@ class OpenWebuiRoutes:
         return [task.result() for task in reading]
 
     async def _call(self, caller: Caller, built_in: str, arguments: dict[str, Any]) -> Answer:
-        """Call the caller's first tool that does what a built-in one does."""
-        offered = (tool.name for tool in self._gateway.tools_of(caller) if tool.definition.built_in.name == built_in)
-        return await self._gateway.call(caller, next(offered, built_in.replace(".", "_")), arguments)
+        """Call the caller's first tool that does what a built-in one does, such as `jina.search`."""
+        return await self._gateway.call(caller, self._tool_name(caller, built_in), arguments)
+
+    def _tool_name(self, caller: Caller, built_in: str) -> str:
+        for tool in self._gateway.tools_of(caller):
+            if tool.definition.built_in.name == built_in:
+                return tool.name
+        return built_in.replace(".", "_")  # the call fails, and its error names the tools that there are
 
     async def _page(self, caller: Caller, url: str, answer: Answer) -> dict[str, Any]:
+        """Return a page in open-webui's form: its whole text, or what the answer has of it if that is not stored."""
         text = None
-        with suppress(Unavailable):  # then the part that the answer holds has to do
+        with suppress(Unavailable):
             text = await self._gateway.whole_text(caller, answer, MAX_PAGE_CHARS)
         if text is None:
             text = "\n\n".join(contents(text_of(answer)))[:MAX_PAGE_CHARS]
@@ -107,17 +120,18 @@ class OpenWebuiRoutes:
 
 
 def _state(answer: Answer) -> dict[str, Any]:
-    return structure(answer).get("state") or {}
+    """Return addresses and titles of a result."""
+    return answer.facts.get("state") or {}
 
 
 def _results(answer: Answer, count: int) -> list[dict[str, str]]:
     """Return the results, each with the lines of its text that are neither its title nor its address."""
     found: Any = _state(answer).get("results", [])
-    shown = contents(text_of(answer))
+    shown = contents(text_of(answer))  # the text of each result, without its frame; its first line is the title
     results = []
-    for at, facts in enumerate(found[:count]):
+    for number, facts in enumerate(found[:count]):
         link = str(facts.get("url", ""))
-        lines = shown[at].splitlines()[1:] if at < len(shown) else []
-        snippet = "\n".join(line for line in lines if line.strip() and line.strip() != link)
+        lines = shown[number].splitlines()[1:] if number < len(shown) else []
+        snippet = "\n".join(line for line in lines if line.strip() not in ("", link))
         results.append({"link": link, "title": str(facts.get("title", "")), "snippet": snippet})
     return results

@@ -13,6 +13,7 @@ from openapi_tool.http.problems import PROBLEM_TYPE, STATUS_OF_CODE
 from openapi_tool.http.strict import strict_schema
 
 _JSON_TYPE = "application/json"
+
 _PROBLEM: Mapping[str, Any] = {
     "type": "object",
     "properties": {
@@ -31,21 +32,15 @@ _PROBLEM: Mapping[str, Any] = {
     "required": ["type", "title", "status", "detail", "code"],
 }
 
-_STATUSES = sorted(
-    {
-        str(int(status))
-        for status in (
-            *STATUS_OF_CODE.values(),
-            HTTPStatus.UNAUTHORIZED,
-            HTTPStatus.CONFLICT,
-            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-            HTTPStatus.SERVICE_UNAVAILABLE,
-        )
-    }
-)
+_STATUSES_OF_PROBLEMS = {
+    *STATUS_OF_CODE.values(),
+    HTTPStatus.UNAUTHORIZED,
+    HTTPStatus.CONFLICT,
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+    HTTPStatus.SERVICE_UNAVAILABLE,
+}
 """Statuses of problems that a client should know."""
-
 
 _RESULT: Mapping[str, Any] = {
     **STRUCTURE,
@@ -57,7 +52,8 @@ _RESULT: Mapping[str, Any] = {
 
 
 def document(tools: Sequence[GatewayTool], server_url: str, *, needs_token: bool) -> dict[str, Any]:
-    """Return the document."""
+    """Return the document. A client sends its requests to `server_url`, with a token if it needs one."""
+    security: dict[str, list[str]] = {"token": []} if needs_token else {}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -66,17 +62,19 @@ def document(tools: Sequence[GatewayTool], server_url: str, *, needs_token: bool
             "description": "Search the web and read pages through Jina.",
         },
         "servers": [{"url": server_url}],
-        "security": [{"token": []} if needs_token else {}],
+        "security": [security],
         "paths": {f"/v1/tools/{tool.name}": {"post": _operation(tool)} for tool in tools},
         "components": {
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
-            "schemas": {"Result": _RESULT, "Problem": dict(_PROBLEM)},
+            "schemas": {"Result": _RESULT, "Problem": _PROBLEM},
             "responses": {"Problem": _response("Why there is no result.", PROBLEM_TYPE, "Problem")},
         },
     }
 
 
 def _operation(tool: GatewayTool) -> dict[str, Any]:
+    statuses = sorted(str(int(status)) for status in _STATUSES_OF_PROBLEMS)
+    problems = {status: {"$ref": "#/components/responses/Problem"} for status in (*statuses, "default")}
     return {
         "operationId": tool.name,
         "summary": tool.shown.title,
@@ -84,7 +82,7 @@ def _operation(tool: GatewayTool) -> dict[str, Any]:
         "requestBody": {"required": True, "content": {_JSON_TYPE: {"schema": strict_schema(tool)}}},
         "responses": {
             "200": _response("The result: a text for a model, and what is known of it.", _JSON_TYPE, "Result"),
-            **{status: {"$ref": "#/components/responses/Problem"} for status in (*_STATUSES, "default")},
+            **problems,
         },
     }
 

@@ -37,7 +37,7 @@ _WITH_RETRY_AFTER = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABL
 
 
 class Problem(Exception):
-    """Request that is refused before any call. `close` ends its connection: the rest of the request is not read."""
+    """Why a request is refused before any call. `close` ends its connection: the rest of the request is not read."""
 
     def __init__(
         self,
@@ -49,7 +49,9 @@ class Problem(Exception):
         close: bool = False,
     ) -> None:
         super().__init__(detail)
-        self.status, self.code, self.detail = status, code, detail
+        self.status = status
+        self.code = code
+        self.detail = detail
         self.headers = dict(headers or {})
         if close:
             self.headers["Connection"] = "close"
@@ -57,40 +59,47 @@ class Problem(Exception):
     @property
     def response(self) -> Response:
         """The response."""
-        return _response(self.status, self.code, self.detail, {}, self.headers)
+        return _response(self.status, self.code, self.detail, self.headers)
 
 
 def _response(
-    status: HTTPStatus, code: str, detail: str, more: Mapping[str, Any], headers: Mapping[str, str] | None = None
+    status: HTTPStatus,
+    code: str,
+    detail: str,
+    headers: Mapping[str, str],
+    more: Mapping[str, Any] | None = None,
 ) -> Response:
+    """Return the response of a problem, whose body has the members `more`, too."""
     body = {
         "type": f"urn:openapi-tool:problem:{code}",
         "title": code.replace("_", " ").capitalize(),
         "status": int(status),
         "detail": detail,
         "code": code,
-        **more,
+        **(more or {}),
     }
     return Response(orjson.dumps(body), status, headers, PROBLEM_TYPE)
 
 
 def failed_call(answer: Answer) -> Response:
-    """Return the response of a failed call, with the members of its error; its `detail` is `details` here.
+    """Return the response of a failed call, with the members of its error.
 
-    In a problem `detail` is the text (RFC 9457, section 3.1.4).
+    The error's `message` is the `detail` of the problem (RFC 9457, section 3.1.4), and its `detail` becomes `details`.
     """
-    error = dict(answer.fields.error or {})
-    code, message = str(error.pop("code")), str(error.pop("message"))
+    more = dict(answer.fields.error or {})
+    code = str(more.pop("code"))
+    message = str(more.pop("message"))
+    details = more.pop("detail", None)
     status = STATUS_OF_CODE.get(code, HTTPStatus.INTERNAL_SERVER_ERROR)
-    more: dict[str, Any] = {"usage": (answer.fields.tool_output or {}).get("usage")}
+    more["usage"] = (answer.fields.tool_output or {}).get("usage")
     headers = {}
-    if (details := error.pop("detail", None)) is not None:
+    if details is not None:
         more["details"] = details
         if status in _WITH_RETRY_AFTER and isinstance(details, dict) and "retry_after_s" in details:
             headers["Retry-After"] = str(details["retry_after_s"])
     if answer.call_id is not None:
         more["tool_call_id"] = answer.call_id
-    return _response(status, code, message, {**error, **more}, headers)
+    return _response(status, code, message, headers, more)
 
 
 def nothing_there() -> Problem:
@@ -101,13 +110,15 @@ def nothing_there() -> Problem:
 
 
 async def on_problem(request: Request, error: Exception) -> Response:
-    """Return the response of a refused request (a handler of Starlette)."""
+    """Return the response of a refused request. Starlette calls this with a Problem, or with an error of its own."""
     del request
     if isinstance(error, Problem):
         return error.response
-    status, headers = HTTPStatus.INTERNAL_SERVER_ERROR, {}
-    if isinstance(error, HTTPException):
-        status, headers = HTTPStatus(error.status_code), dict(error.headers or {})
+    status = HTTPStatus.INTERNAL_SERVER_ERROR
+    headers = {}
+    if isinstance(error, HTTPException):  # of the router: an unknown path, or another method
+        status = HTTPStatus(error.status_code)
+        headers = dict(error.headers or {})
     if status is HTTPStatus.NOT_FOUND:
         return nothing_there().response
     return Problem(status, "bad_request", f"{status.phrase}: see /openapi.json.", headers=headers).response

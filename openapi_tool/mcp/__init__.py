@@ -1,1 +1,1 @@
-"""The MCP door: results and errors of a gateway as MCP's, over any transport."""
+"""The MCP door: tools and calls of a gateway over MCP, by standard streams (`stdio.py`) or HTTP (`http/mcp.py`)."""

@@ -11,7 +11,7 @@ from openapi_tool.gateway.tools import GatewayTool
 CALL_ID = "openapi-tool/tool_call_id"
 """Name under which the `_meta` of a result has the id by which `inspect` finds the call."""
 
-_ANNOTATIONS = ToolAnnotations(read_only_hint=True, open_world_hint=True)
+_ANNOTATIONS = ToolAnnotations(read_only_hint=True, open_world_hint=True)  # they change nothing, and read the web
 
 
 def as_mcp_tool(tool: GatewayTool, *, structured: bool) -> Tool:

@@ -1,7 +1,8 @@
 """MCP server over a gateway, for any transport and both protocol eras.
 
 Clients of the version 2026-07-28 send requests without a handshake, and subscribe to changes. Clients of the versions
-of 2025 begin with a handshake.
+of 2025 begin with a handshake, and are notified of changes without a subscription. The SDK (package `mcp`) does the
+protocol; `McpServer` has the functions that it calls.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ NAME = "openapi-tool"
 _PROGRESS_S = 1.0  # between two reports of a call's progress
 
 Context = ServerRequestContext[Any, Any]
+"""What the SDK knows of a request: its id, its session, and what the transport adds."""
+
 OnAnswer = Callable[[RequestId, Answer], None]
 """Called with the id of a request and its answer, before it is sent: the transport finds out whether it is taken."""
 
@@ -58,7 +61,7 @@ class McpServer:
         caller_of: Callable[[Context], Caller],
         *,
         structured: bool = False,
-        on_answer: OnAnswer = lambda _id, _answer: None,
+        on_answer: OnAnswer | None = None,
     ) -> None:
         self._gateway = gateway
         self._caller_of = caller_of
@@ -66,10 +69,11 @@ class McpServer:
         self._on_answer = on_answer
         self._events = InMemorySubscriptionBus()
         self._listeners = ListenHandler(self._events)
-        self._handshaken: ServerSession | None = None  # of the last client with a handshake that has listed the tools
+        # Of the last client with a handshake that has listed the tools. Over stdio there is only one client.
+        self._session_with_handshake: ServerSession | None = None
 
     def server(self, described: Sequence[GatewayTool]) -> Server[Any]:
-        """Return the SDK's server. Its instructions for models describe these tools."""
+        """Return the SDK's server. Its instructions for models describe these tools; without any it has none."""
         shown = [tool.shown for tool in described]
         return Server(
             NAME,
@@ -83,36 +87,10 @@ class McpServer:
             get_tool_input_schema=self._schema_of,
         )
 
-    def _schema_of(self, name: str) -> Mapping[str, Any] | None:
-        """Return the schema of a tool's arguments, with which the SDK checks the headers of a call.
-
-        Without this function the SDK would list all tools for each call.
-        """
-        return next((tool.shown.parameters for tool in self._gateway.tools if tool.name == name), None)
-
-    async def tools_changed(self) -> None:
-        """Notify the clients that have subscribed, and the last one with a handshake that has listed the tools."""
-        await self._events.publish(ToolsListChanged())
-        if self._handshaken is not None:
-            with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-                await self._handshaken.send_tool_list_changed()
-
-    def end_subscriptions(self) -> None:
-        """End the open streams of clients that have subscribed; called when the server is about to stop."""
-        self._listeners.close()
-
-    async def _listen(self, context: Context, params: SubscriptionsListenRequestParams) -> SubscriptionsListenResult:
-        """Serve a subscription to changes of the tools, as nothing else can change.
-
-        The rest of the client's filter may be as large as a megabyte, and is neither kept nor sent back.
-        """
-        tools_alone = SubscriptionFilter(tools_list_changed=params.notifications.tools_list_changed)
-        return await self._listeners(context, params.model_copy(update={"notifications": tools_alone}))
-
     async def _list_tools(self, context: Context, params: PaginatedRequestParams | None) -> ListToolsResult:
         del params  # all tools are one page
         if context.protocol_version not in MODERN_PROTOCOL_VERSIONS:
-            self._handshaken = context.session
+            self._session_with_handshake = context.session
         tools = self._gateway.tools_of(self._caller_of(context))
         return ListToolsResult(tools=[as_mcp_tool(tool, structured=self._structured) for tool in tools])
 
@@ -120,9 +98,39 @@ class McpServer:
         caller = self._caller_of(context)
         async with _reported(context) as started:
             answer = await self._gateway.call(caller, params.name, params.arguments, started)
-        if context.request_id is not None:
+        if self._on_answer is not None and context.request_id is not None:
             self._on_answer(context.request_id, answer)
         return as_mcp_result(answer, structured=self._structured)
+
+    async def _listen(self, context: Context, params: SubscriptionsListenRequestParams) -> SubscriptionsListenResult:
+        """Serve a subscription to changes of the tools, as nothing else can change.
+
+        A client says in a filter of which changes it wants to know. The rest of the filter may be as large as a
+        megabyte, and is neither kept nor sent back.
+        """
+        tools_alone = SubscriptionFilter(tools_list_changed=params.notifications.tools_list_changed)
+        return await self._listeners(context, params.model_copy(update={"notifications": tools_alone}))
+
+    def _schema_of(self, name: str) -> Mapping[str, Any] | None:
+        """Return the schema of a tool's arguments, with which the SDK checks the headers of a call.
+
+        Without this function the SDK would list all tools for each call.
+        """
+        for tool in self._gateway.tools:
+            if tool.name == name:
+                return tool.shown.parameters
+        return None
+
+    async def tools_changed(self) -> None:
+        """Notify the clients that have subscribed, and the last one with a handshake that has listed the tools."""
+        await self._events.publish(ToolsListChanged())
+        if self._session_with_handshake is not None:
+            with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):  # the client is gone
+                await self._session_with_handshake.send_tool_list_changed()
+
+    def end_subscriptions(self) -> None:
+        """End the open streams of clients that have subscribed; called when the server is about to stop."""
+        self._listeners.close()
 
 
 def initialization(server: Server[Any]) -> InitializationOptions:
@@ -132,11 +140,11 @@ def initialization(server: Server[Any]) -> InitializationOptions:
 
 @asynccontextmanager
 async def _reported(context: Context) -> AsyncIterator[Callable[[RunningCall], None]]:
-    """Yield a function that gets a running call. The call's progress is reported until the context ends.
+    """Yield a function that is called with the call once it runs. Its progress is reported until the context ends.
 
     The SDK sends a report only to a client that has asked for progress.
     """
-    reporting: list[asyncio.Task[None]] = []
+    reporting: list[asyncio.Task[None]] = []  # empty until the call runs, then one task
 
     def started(running: RunningCall) -> None:
         reporting.append(asyncio.create_task(_report(context.session, running), name="progress"))
@@ -151,19 +159,20 @@ async def _reported(context: Context) -> AsyncIterator[Callable[[RunningCall], N
 async def _report(session: ServerSession, running: RunningCall) -> None:
     """Report the progress of a call every second.
 
-    MCP wants progress to grow with each report. So each report counts a part of the item that is not done yet.
+    An item is one of the pages or searches of the call. MCP wants progress to grow with each report. So each report
+    counts a part of the item that is not done yet.
     """
     done = 0  # items at the last report
-    waited = 0  # reports since the last item was done
+    reports_of_item = 0  # reports since the last item was done
     with suppress(Exception):  # the client is gone, which ends the call, too
         while True:
             await asyncio.sleep(_PROGRESS_S)
             progress = running.progress
-            waited = waited + 1 if progress.done == done else 1
+            reports_of_item = reports_of_item + 1 if progress.done == done else 1
             done = progress.done
             if done == progress.items:
-                continue
-            part_of_item = waited / (waited + 10)  # grows with each report, and stays below 1
+                continue  # the call ends soon
+            part_of_item = reports_of_item / (reports_of_item + 10)  # grows with each report, and stays below 1
             await session.report_progress(done + part_of_item, progress.items, _message(progress))
 
 
@@ -171,6 +180,6 @@ def _message(progress: CallProgress) -> str:
     parts = []
     if progress.items > 1:
         parts.append(f"{progress.done} of {progress.items} done")
-    if progress.waits:
+    if progress.is_waiting:
         parts.append("waiting for a permit of the rate limit, or for a retry")
     return ", ".join(parts) or "waiting for the upstream"

@@ -1,6 +1,7 @@
 """MCP over standard input and output: one JSON message per line, of bounded size, as fast as the client reads.
 
-Not `mcp.server.stdio`: its lines have no limit, and it does not say which answers were written.
+The SDK's own `mcp.server.stdio` is not used: its lines have no limit, and it does not say which answers were written.
+That matters for *untaken* answers: a result that was paid for is stored if its client did not get it.
 """
 
 from __future__ import annotations
@@ -46,7 +47,6 @@ The size is bounded since a message is parsed in the event loop, and its values 
 MAX_UNANSWERED = 256
 """So many requests may be without an answer. Then nothing more is read, until the client has read some answers."""
 
-
 _STDIN, _STDOUT, _STDERR = 0, 1, 2  # file descriptors
 
 
@@ -64,14 +64,14 @@ class StdioTransport:
         # Each has its own thread, which the client may block until the process ends.
         self._reader = ThreadPoolExecutor(1, "stdin")
         self._writer = ThreadPoolExecutor(1, "stdout")
-        self._unanswered = asyncio.Semaphore(MAX_UNANSWERED)  # one permit for each request without an answer
-        self._answers: dict[RequestId, Answer] = {}  # to be written, of those that may be stored
-        self._failed = asyncio.Event()  # a write failed: the client has closed its end
+        self._unanswered = asyncio.Semaphore(MAX_UNANSWERED)  # each request without an answer holds a permit
+        self._unwritten: dict[RequestId, Answer] = {}  # answers that are stored if they cannot be written
+        self._write_failed = asyncio.Event()  # the client has closed its end
 
     def on_answer(self, request_id: RequestId, answer: Answer) -> None:
         """Remember an answer until it is written."""
-        if answer.key is not None:
-            self._answers[request_id] = answer
+        if answer.result_name is not None:  # else it must not be stored, or cost nothing
+            self._unwritten[request_id] = answer
 
     @asynccontextmanager
     async def streams(self, stop: asyncio.Event) -> AsyncIterator[tuple[Any, _Output]]:
@@ -81,40 +81,42 @@ class StdioTransport:
         """
         send, receive = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         reading = asyncio.create_task(self._read(send), name="stdin")
-        ending = [asyncio.create_task(event.wait()) for event in (stop, self._failed)]
+        stopped = asyncio.create_task(stop.wait())
+        write_failed = asyncio.create_task(self._write_failed.wait())
 
-        async def end() -> None:
-            await asyncio.wait([reading, *ending], return_when=asyncio.FIRST_COMPLETED)
+        async def close_at_end() -> None:
+            await asyncio.wait([reading, stopped, write_failed], return_when=asyncio.FIRST_COMPLETED)
             reading.cancel()
             await send.aclose()
 
-        closing = asyncio.create_task(end(), name="end of stdin")
+        closing = asyncio.create_task(close_at_end(), name="end of stdin")
         try:
             yield receive, _Output(self)
         finally:
-            for task in (reading, closing, *ending):
+            for task in (reading, closing, stopped, write_failed):
                 task.cancel()
             send.close()
-            for answer in self._answers.values():
+            for answer in self._unwritten.values():
                 self._untaken(answer)
 
     async def _read(self, send: Any) -> None:
         """Pass the client's messages to the stream `send` until the input ends."""
         loop = asyncio.get_running_loop()
-        while line := await loop.run_in_executor(self._reader, self._line):
+        while line := await loop.run_in_executor(self._reader, self._next_line):
             message = await self._parsed(line)
             if message is None:
                 continue
             metadata = None
             if isinstance(message, JSONRPCRequest):
                 await self._unanswered.acquire()
+                # The SDK calls this if it will send no answer.
                 metadata = ServerMessageMetadata(on_request_unanswered=partial(self._on_unanswered, message.id))
             try:
                 await send.send(SessionMessage(message, metadata))
-            except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            except (anyio.BrokenResourceError, anyio.ClosedResourceError):  # the server has ended
                 return
 
-    def _line(self) -> bytes:
+    def _next_line(self) -> bytes:
         """Return the next line, empty at the end of the input.
 
         Of a line that is too long return the beginning, with more than `MAX_LINE_BYTES`, and skip the rest.
@@ -141,12 +143,15 @@ class StdioTransport:
         try:
             message = jsonrpc_message_adapter.validate_json(line, by_name=False)
         except ValidationError as error:
-            is_json = error.errors(include_url=False, include_input=False)[0]["type"] != "json_invalid"
-            code = INVALID_REQUEST if is_json else PARSE_ERROR
-            problem = "the line is no JSON-RPC message" if is_json else "the line is no JSON"
+            first, *_ = error.errors(include_url=False, include_input=False)
+            code, problem = INVALID_REQUEST, "the line is no JSON-RPC message"
+            if first["type"] == "json_invalid":
+                code, problem = PARSE_ERROR, "the line is no JSON"
             await self._refuse(code, f"{problem}; send one JSON object per line")
             return None
-        if isinstance(message, JSONRPCNotification) and (problem := problem_of(line)):
+        # A request whose id is wrong is parsed as a notification.
+        problem = problem_of(line) if isinstance(message, JSONRPCNotification) else ""
+        if problem:
             await self._refuse(INVALID_REQUEST, problem)
             return None
         return message
@@ -160,7 +165,7 @@ class StdioTransport:
     async def _on_unanswered(self, request_id: RequestId) -> None:
         """Take note that the SDK will send no answer, since the client has cancelled the request."""
         self._unanswered.release()
-        answer = self._answers.pop(request_id, None)
+        answer = self._unwritten.pop(request_id, None)
         if answer is not None:
             self._untaken(answer)
 
@@ -171,7 +176,7 @@ class StdioTransport:
         try:
             await asyncio.get_running_loop().run_in_executor(self._writer, self._write, data)
         except OSError as error:
-            self._failed.set()
+            self._write_failed.set()
             raise anyio.BrokenResourceError from error
 
     def _write(self, data: bytes) -> None:
@@ -191,11 +196,11 @@ class StdioTransport:
         finally:
             self._unanswered.release()
         if message.id is not None:
-            self._answers.pop(message.id, None)
+            self._unwritten.pop(message.id, None)
 
 
 class _Output:
-    """Stream to which the SDK's server writes its messages."""
+    """Stream to which the SDK's server writes its messages, with the methods that the SDK calls."""
 
     def __init__(self, transport: StdioTransport) -> None:
         self._transport = transport
@@ -224,9 +229,9 @@ def claim_standard_streams() -> tuple[BufferedReader, int]:
     source = os.dup(sys.stdin.fileno())
     sink = os.dup(sys.stdout.fileno())
     null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, _STDIN)
+    os.dup2(null, _STDIN)  # standard input is empty now
     os.close(null)
-    os.dup2(_STDERR, _STDOUT)
-    for descriptor in (source, sink):
+    os.dup2(_STDERR, _STDOUT)  # what is printed goes to standard error
+    for descriptor in (source, sink):  # the client may have made its pipes non-blocking
         os.set_blocking(descriptor, True)
     return os.fdopen(source, "rb"), sink

@@ -269,7 +269,7 @@ async def test_one_token_has_a_bounded_number_of_requests(serve: Serve, double: 
 async def test_the_bodies_of_one_token_take_bounded_memory_and_leave_room_for_others(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(request_shares, "MAX_TOKENS_BODIES", 4 * MAX_BODY_BYTES)
+    monkeypatch.setattr(request_shares, "MAX_BYTES_OF_TOKEN", 4 * MAX_BODY_BYTES)
     async with serve() as served:
         holding, quiet = await served.token("p", "a"), await served.token("p", "b")
         head = f"POST {READ} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {holding}\r\n"
@@ -298,7 +298,7 @@ async def test_the_bodies_of_one_token_take_bounded_memory_and_leave_room_for_ot
 async def test_the_tokens_of_one_project_leave_connections_and_bodies_to_others(
     serve: Serve, double: UpstreamDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(request_shares, "MAX_BODIES", 8 * 1_000)
+    monkeypatch.setattr(request_shares, "MAX_BYTES", 8 * 1_000)
     double.rules({"match": "article", "hang": True})
     async with serve(gateway={"max_connections": 16}) as served:
         flooding = [await served.token("p", f"a{number}") for number in range(3)]

@@ -16,8 +16,8 @@ import pytest
 
 from openapi_tool.gateway.file_state import FileRows
 from openapi_tool.gateway.token_stores import StoredTokens
-from openapi_tool.http.access import FAILED_TRIES
 from openapi_tool.http.problems import STATUS_OF_CODE
+from openapi_tool.http.senders import FAILED_TRIES
 from openapi_tool.local.stack import UpstreamDouble
 from openapi_tool.protocol import errors
 from openapi_tool.tools.switches import ALL, Switch, Switches

@@ -21,7 +21,8 @@ from openapi_tool.cli import app
 from openapi_tool.cli.gateway_state import chosen_state, selected_file, selected_state
 from openapi_tool.cli.kernel import NO_DATABASE
 from openapi_tool.gateway.call_row import CallRow
-from openapi_tool.gateway.nats_state import CALLS, NatsRows, gateway_bus, open_nats_state, stored_tokens
+from openapi_tool.gateway.nats_rows import CALLS, NatsRows
+from openapi_tool.gateway.nats_state import gateway_bus, open_nats_state, stored_tokens
 from openapi_tool.gateway.opening import NATS
 from openapi_tool.gateway.stored import text_name
 from openapi_tool.gateway.token_record import new_token

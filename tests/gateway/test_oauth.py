@@ -18,8 +18,9 @@ import respx
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 
+from openapi_tool.gateway.issuer_keys import FRESH_S, RETRY_S, IssuerKeys, usable_keys
 from openapi_tool.gateway.jwt_errors import ClaimUnusable, JwtRefused
-from openapi_tool.gateway.jwts import FRESH_S, RETRY_S, Jwts, Keys, usable_keys
+from openapi_tool.gateway.jwts import Jwts
 from openapi_tool.jina.document import MAX_BYTES, DocumentTransport, read_document
 from openapi_tool.jina.egress import EgressRefused
 from openapi_tool.options.oauth import OauthOptions
@@ -59,7 +60,7 @@ class Issuer:
         self.now = 1_000.0
         self.answers = asyncio.Event()
         self.answers.set()
-        self.keys = Keys(self.read, 300, lambda: self.now)
+        self.keys = IssuerKeys(self.read, 300, lambda: self.now)
         self.jwts = Jwts(OPTIONS, self.keys)
 
     async def read(self) -> bytes:
@@ -316,7 +317,7 @@ async def test_a_stream_ends_after_its_jwt(serve: Serve, monkeypatch: pytest.Mon
             ending, staying = listeners
             assert not ending.done()
             later = SimpleNamespace(time=lambda: time.time() + 1_800)
-            monkeypatch.setattr("openapi_tool.http.access.time", later)
+            monkeypatch.setattr("openapi_tool.http.senders.time", later)
             with pytest.raises(httpx.TransportError):
                 async with asyncio.timeout(30):
                     await ending

@@ -42,7 +42,7 @@ def found(store: tuple[str, Path], text: str) -> str | None:
                 tokens = Tokens([StoredTokens(state.records("tokens"))])
                 await tokens.load()
         token = tokens.find(text)
-        return token[1].agent if token else None
+        return token.record.agent if token else None
 
     return asyncio.run(read())
 
