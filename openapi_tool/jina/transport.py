@@ -20,15 +20,10 @@ import yarl
 from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.resolver import DefaultResolver
 
-from openapi_tool.jina.connections import (
-    FirstResponseAborted,
-    ResponseAborted,
-    current_project,
-    on_connected,
-    open_session,
-)
+from openapi_tool.jina.connections import current_project, on_connected, open_session
 from openapi_tool.jina.options import EgressOptions
 from openapi_tool.jina.public_addresses import is_public
+from openapi_tool.jina.upstream_connection import FirstResponseAborted, ResponseAborted
 
 log = logging.getLogger(__name__)
 

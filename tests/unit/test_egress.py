@@ -116,6 +116,7 @@ HOLDERS = {
     "jina/egress.py",
     "jina/network_failures.py",  # types of exceptions
     "jina/transport.py",
+    "jina/upstream_connection.py",  # handles what a connection receives; opens none
     "telemetry/otlp.py",
     "telemetry/health_server.py",  # a server
     "cli/management_api.py",  # the command line's alone
