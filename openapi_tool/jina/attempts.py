@@ -19,11 +19,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from openapi_tool.jina.byte_semaphore import RequestContext
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.costs import UnreadCosts
 from openapi_tool.jina.options import RetryOptions
 from openapi_tool.jina.prepared_item import PreparedItem
+from openapi_tool.jina.request_context import RequestContext
 from openapi_tool.jina.response import NothingToShow, UpstreamResult
 from openapi_tool.jina.retries import Sleep, retry_wait_s
 from openapi_tool.protocol.attempts import UpstreamAttempt
@@ -63,7 +63,7 @@ class UpstreamSender:
         min_retry_s = item.min_retry_s
         # A shared request may outlive the call that started it; until its end it keeps that call's memory.
         with item.memory:
-            context = item.memory.for_request(item.call)
+            context = RequestContext(item.call, item.memory)
             number = 0
             while True:
                 number += 1

@@ -19,12 +19,14 @@ from openapi_tool.concurrency.cancellation import shielded
 from openapi_tool.engine.call import Call
 from openapi_tool.jina.attempts import UpstreamSender
 from openapi_tool.jina.batches import batch_items, batch_output, item_arguments
-from openapi_tool.jina.byte_semaphore import ByteSemaphore, ResponseMemory, max_call_memory
+from openapi_tool.jina.byte_semaphore import ByteSemaphore, ResponseMemory
 from openapi_tool.jina.cache import ResponseCache, cache_key
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.endpoints import endpoint_of
+from openapi_tool.jina.memory_estimates import max_call_memory
 from openapi_tool.jina.options import CacheOptions, EgressOptions, RetryOptions
 from openapi_tool.jina.prepared_item import offered_arguments, prepare_item
+from openapi_tool.jina.request_context import RequestContext
 from openapi_tool.jina.resolved_parameters import resolve_parameters, without_unknown
 from openapi_tool.jina.retries import Sleep
 from openapi_tool.jina.url_policy import UrlPolicy
@@ -135,7 +137,7 @@ class JinaBackend:
             if item.may_share:
                 key = cache_key(definition, arguments, item.request)
                 fetch = partial(self._sender.output_of, item)
-                output = await self._cache.get(key, item.deadline, fetch, item.memory.for_request(call), meter)
+                output = await self._cache.get(key, item.deadline, fetch, RequestContext(call, item.memory), meter)
             else:
                 output = await self._sender.output_of(item, meter)
         except ToolError as error:

@@ -21,11 +21,12 @@ from cachetools import TTLCache
 
 from openapi_tool.concurrency.cancellation import shielded
 from openapi_tool.concurrency.long_steps import without_other_long_steps
-from openapi_tool.jina.byte_semaphore import RequestContext, memory_to_hold
 from openapi_tool.jina.failures import too_late
+from openapi_tool.jina.memory_estimates import memory_to_hold
 from openapi_tool.jina.options import CacheOptions
 from openapi_tool.jina.packed_output import pack_output, unpack_output
 from openapi_tool.jina.request import UpstreamRequest
+from openapi_tool.jina.request_context import RequestContext
 from openapi_tool.protocol.errors import ToolError, ToolTimeout, without_traceback
 from openapi_tool.protocol.payload import unpack
 from openapi_tool.telemetry import metrics

@@ -18,10 +18,11 @@ from pydantic import SecretStr
 from openapi_tool.concurrency.long_steps import without_other_long_steps
 from openapi_tool.isolation.pool import PoolBusy, TaskKilled, WorkerPool
 from openapi_tool.jina.body_reader import PACE_S, BodyReader
-from openapi_tool.jina.byte_semaphore import RequestContext, memory_to_hold
 from openapi_tool.jina.failures import too_late
+from openapi_tool.jina.memory_estimates import memory_to_hold
 from openapi_tool.jina.network_failures import network_failure, no_free_file
 from openapi_tool.jina.request import UpstreamRequest
+from openapi_tool.jina.request_context import RequestContext
 from openapi_tool.jina.response import MayHoldSecret, Received, UpstreamResult, read_response, unread_failure
 from openapi_tool.jina.response_task import READ_RESPONSE, response_result, response_task
 from openapi_tool.jina.transport import ON_CONNECTED, PROJECT
