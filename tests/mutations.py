@@ -52,7 +52,7 @@ MONEY = (
     ),
     Mutation(
         "jina/cache.py",
-        "            meter.add(pending.meter.take())\n",
+        "            meter.add(in_flight.meter.take())\n",
         "",
         "tests/races/test_budgets.py::test_every_request_is_in_exactly_one_result_on_each_loop",
     ),
