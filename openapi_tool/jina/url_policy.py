@@ -25,13 +25,11 @@ from openapi_tool.jina.hosts import (
     MAX_ENCODED_NAME_CHARS,
     MAX_LABEL_CHARS,
     belongs_to,
-    compared_address,
     denied_target,
-    ends_in_number,
     folded_host,
-    ipv4_of,
     suffixes,
 )
+from openapi_tool.jina.ip_notations import compared_address, ends_in_number, ipv4_of
 from openapi_tool.jina.public_addresses import is_public
 from openapi_tool.options.section import Options, split
 from openapi_tool.protocol.errors import BadRequest, TargetRefused
