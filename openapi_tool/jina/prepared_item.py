@@ -75,8 +75,8 @@ class PreparedItem:
 
     @property
     def min_retry_s(self) -> float:
-        """Seconds without which a retry would be useless (`Timeouts.min_s`)."""
-        return self.endpoint.timeouts.min_s(self.resolved.parameters)
+        """Seconds without which a retry would be useless (`Timeouts.min_retry_s`)."""
+        return self.endpoint.timeouts.min_retry_s(self.resolved.parameters)
 
     def permit_request(self) -> PermitRequest:
         """Return the request for a permit. All attempts share one, since it records the keys that were refused."""
