@@ -118,30 +118,28 @@ def _min_page_tokens(parameters: Parameters) -> int:
 
 
 ENDPOINTS: Mapping[str, Endpoint] = {
-    endpoint.operation.name: endpoint
-    for endpoint in (
-        Endpoint(
-            SEARCH,
-            tables.SEARCH_PARAMETERS,
-            SEARCH_TIMEOUTS,
-            price=_min_search_tokens,
-            cheaper=cheaper_search,
-            quicker=quicker_search,
-            formats=(*MODEL_FORMATS, "no-content"),
-            own={fold("with_content"): WITH_CONTENT, fold("recency"): RECENCY},
-            defaults={"respondWith": "no-content"},  # without page texts, which nobody asked for
-            implied={"respondWith": "content"},  # what the upstream does without the parameter
-        ),
-        Endpoint(
-            READER,
-            tables.READER_PARAMETERS,
-            READER_TIMEOUTS,
-            price=_min_page_tokens,
-            cheaper=cheaper_page,
-            check_url=checked_url,
-        ),
-    )
+    SEARCH.name: Endpoint(
+        SEARCH,
+        tables.SEARCH_PARAMETERS,
+        SEARCH_TIMEOUTS,
+        price=_min_search_tokens,
+        cheaper=cheaper_search,
+        quicker=quicker_search,
+        formats=(*MODEL_FORMATS, "no-content"),
+        own={fold("with_content"): WITH_CONTENT, fold("recency"): RECENCY},
+        defaults={"respondWith": "no-content"},  # without page texts, which nobody asked for
+        implied={"respondWith": "content"},  # what the upstream does without the parameter
+    ),
+    READER.name: Endpoint(
+        READER,
+        tables.READER_PARAMETERS,
+        READER_TIMEOUTS,
+        price=_min_page_tokens,
+        cheaper=cheaper_page,
+        check_url=checked_url,
+    ),
 }
+"""By the name of the operation."""
 
 
 def endpoint_of(definition: ToolDefinition) -> Endpoint:

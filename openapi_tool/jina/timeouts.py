@@ -80,8 +80,8 @@ def _stages_of_reader(parameters: Parameters) -> int:
 def _timing_of_reader(parameters: Parameters, stage_s: float) -> Parameters:
     """Return what keeps the reader from waiting until a page loads nothing more.
 
-    With a `timeout` of 20 s or more it does wait for that, unless `respondTiming` asks for another moment. It shall wait
-    in two cases: if the operator sets `timeout`, and for pages with frames.
+    With a `timeout` of 20 s or more it does wait for that, unless `respondTiming` asks for another moment. It shall
+    wait in two cases: if the operator sets `timeout`, and for pages with frames.
     """
     if stage_s < _NETWORK_IDLE_FROM_S or "timeout" in parameters or parameters.get("withIframe"):
         return {}
