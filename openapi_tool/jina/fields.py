@@ -1,7 +1,8 @@
 """Reads the fields of a page or a search result in an upstream response, each within its limit (tool-design section 3).
 
-A field may have any type and any length. It is cut before it is searched or changed, so its length does not matter;
-only the body of a page stays whole. Links to hosts that the operator denies are left out and counted.
+`content.py` makes the output of a call from them. A field may have any type and any length. It is cut before it is
+searched or changed, so its length does not matter; only the body of a page stays whole. Links to hosts that the
+operator denies are left out and counted.
 """
 
 from __future__ import annotations
@@ -33,11 +34,15 @@ _MAX_SITE_LINKS = 20  # of a search result
 _MAX_LINKS = 10_000  # of a list of links or images
 
 _SCREENSHOT_LABELS = {"screenshotUrl": "Screenshot", "pageshotUrl": "Page shot"}
+# For example `About us,https://example.com/about`. The address begins at the first comma before a scheme.
 _JOINED_PAIR = re.compile(r"(.*?),([a-z][a-z0-9+.-]*:.*)", re.DOTALL)
 _MAX_PAIR_CHARS = MAX_CHARS + MAX_URL_CHARS  # limits the time of _JOINED_PAIR
 _URLS = frozenset({"url", "imageUrl"})
 _NUMBERS = (int, float)
-_PLAIN = (str, *_NUMBERS)  # constants: `isinstance` with `str | int | float` would create that union for each field
+_TEXT_OR_NUMBER = (
+    str,
+    *_NUMBERS,
+)  # a constant: `isinstance` with `str | int | float` would create that union each time
 
 
 class FieldReader:
@@ -51,8 +56,8 @@ class FieldReader:
         self.denied = DeniedHosts(denied)
 
     def line(self, value: Any, chars: int = MAX_CHARS) -> str:
-        """Return a text or number in one line, and an empty text for any other value."""
-        if not isinstance(value, _PLAIN):
+        """Return a text or number as one line, without addresses on denied hosts; any other value is an empty line."""
+        if not isinstance(value, _TEXT_OR_NUMBER):
             return ""
         return one_line(self.denied.without(self._short(str(value), chars)))
 
@@ -70,17 +75,19 @@ class FieldReader:
         another method, which counts them.
         """
         facts: dict[str, Any] = {}
-        clean = self.denied.without if are_shown else self.denied.uncounted
+        without_denied = self.denied.without if are_shown else self.denied.uncounted
         for field in fields:
             value = item.get(field)
-            if not isinstance(value, str):
-                if isinstance(value, _NUMBERS):
-                    facts[field] = value
-            elif field in _URLS and value:
+            if isinstance(value, _NUMBERS):
+                facts[field] = value
+            elif not isinstance(value, str) or not value:
+                continue
+            elif field in _URLS:
                 facts[field] = one_line(self._short(value, MAX_URL_CHARS))
-            elif value:
-                text = clean(self._short(value, MAX_CHARS))
-                facts[field] = text if field == "warning" else one_line(text)  # a warning may have several lines
+            elif field == "warning":  # may have several lines
+                facts[field] = without_denied(self._short(value, MAX_CHARS))
+            else:
+                facts[field] = one_line(without_denied(self._short(value, MAX_CHARS)))
         return facts
 
     def warnings(self, item: Mapping[str, Any]) -> tuple[str, ...]:
@@ -95,7 +102,9 @@ class FieldReader:
         ]
         shown = tuple(filter(None, map(self.line, lines[:_MAX_WARNINGS])))
         left = len(lines) - _MAX_WARNINGS
-        return (*shown, f"({counted(left, 'more line')})") if left > 0 else shown
+        if left <= 0:
+            return shown
+        return (*shown, f"({counted(left, 'more line')})")
 
     def description(self, page: Mapping[str, Any], bodies: list[str]) -> str:
         """Return a page's description if it has a word that is neither in the title nor in the first body."""
@@ -124,22 +133,25 @@ class FieldReader:
                 yield f"{label}: {url}"
 
     def lists(self, page: Mapping[str, Any]) -> list[str]:
-        """Return the lists of links and images, each as one text."""
-        found = []
+        """Return the list of links and that of images, each as one text with a title; those that the page has."""
+        lists = []
         for title, field in (("Links", "links"), ("Images", "images")):
-            if not page.get(field):
-                continue
-            lines = [f"{title}:"]
-            for text, url in islice(_pairs(page.get(field)), _MAX_LINKS):
-                if not self.denied.has_link(url):
-                    lines.append(self._link(text, url))
-            if len(lines) > _MAX_LINKS:
-                left = len(page[field]) - _MAX_LINKS
-                if left:
-                    lines.append(f"({left:,} more {'is' if left == 1 else 'are'} left out.)")
-            if len(lines) > 1:
-                found.append("\n".join(lines))
-        return found
+            lines = self._list_lines(page.get(field))
+            if lines:
+                lists.append("\n".join([f"{title}:", *lines]))
+        return lists
+
+    def _list_lines(self, links: Any) -> list[str]:
+        """Return the lines of the first links or images that are on no denied host."""
+        if not links:
+            return []
+        lines = [
+            self._link(text, url) for text, url in islice(_pairs(links), _MAX_LINKS) if not self.denied.has_link(url)
+        ]
+        left = len(links) - _MAX_LINKS if len(lines) == _MAX_LINKS else 0
+        if left:
+            lines.append(f"({left:,} more {'is' if left == 1 else 'are'} left out.)")
+        return lines
 
     def site_links(self, item: Mapping[str, Any]) -> Iterator[str]:
         """Yield the links within the site of a search result; each is `{title, link, snippet?}`."""
