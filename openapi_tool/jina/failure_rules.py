@@ -1,7 +1,7 @@
 """Rules: which error a failed response of the upstream becomes, and what its message says (jina-api section 4).
 
-`failures.py` chooses the rule of a response. RULES holds for all operations, and `Failures` has what one operation adds
-to that: SEARCH_FAILURES and READER_FAILURES.
+`rule_choice.py` chooses the rule of a response. RULES holds for all operations, and `Failures` has what one operation
+adds to that: SEARCH_FAILURES and READER_FAILURES.
 
 A rule is chosen by a status. An error body has two: `code`, which is the HTTP status, and `status`. That one may have
 five digits, an HTTP status and two digits more, and then tells the cause.

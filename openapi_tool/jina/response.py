@@ -22,8 +22,9 @@ import orjson
 
 from openapi_tool.jina import remarks
 from openapi_tool.jina.content import RenderContext, page_output, search_output, usage_of
+from openapi_tool.jina.failure_envelope import status_inside
 from openapi_tool.jina.failure_rules import COMMON_FAILURES, ONCE, READER_FAILURES, SEARCH_FAILURES, Failures
-from openapi_tool.jina.failures import MessageContext, status_inside, upstream_failure
+from openapi_tool.jina.failures import MessageContext, upstream_failure
 from openapi_tool.jina.json_body import parsed_body
 from openapi_tool.protocol.errors import ToolError, UpstreamUnavailable
 from openapi_tool.protocol.jsontext import as_object, storable_text
