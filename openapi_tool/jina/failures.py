@@ -2,7 +2,7 @@
 
 `failure_envelope.py` reads what the upstream says, and `rule_choice.py` chooses a rule by that. The rule
 (`failure_rules.py`) says what the model is told, and whether to try again. The message for the model is written here.
-It may quote the upstream, but only within limits, since the upstream may itself quote a page, its server or the request.
+It may quote the upstream, but only within limits: the upstream itself may quote a page, its server or the request.
 """
 
 from __future__ import annotations
@@ -83,11 +83,11 @@ def upstream_failure(
     envelope = body if isinstance(body, dict) else {}
     rule = rule_of(http_status, envelope, failures)
     wait_s = retry_after_s(envelope, retry_after)
-    if http_status == HTTPStatus.UNPROCESSABLE_ENTITY:
+    if http_status == HTTPStatus.UNPROCESSABLE_ENTITY:  # the cause may be a selector of the model
         advice = _selector_advice(envelope, context.names)
         if advice:
             rule = replace(rule, message=advice, reason=False)
-    if rule.error is errors.TargetRefused:
+    if rule.error is errors.TargetRefused:  # perhaps only for some time
         seconds = blocked_s(envelope)
         if seconds is not None:
             rule = blocked_for(seconds)
@@ -119,8 +119,9 @@ def too_late() -> ToolTimeout:
 
 
 def quoted(text: str) -> str:
-    """Return a text of others as one short line in quotes: a page's server chose some of its words."""
-    return '"' + _QUOTES.sub("'", one_line(text[:MAX_READ_CHARS])[:_MAX_REASON_CHARS]) + '"'
+    """Return a text of others as one short line in quotes, without quotes inside: a page may have chosen its words."""
+    line = one_line(text[:MAX_READ_CHARS])[:_MAX_REASON_CHARS]
+    return '"' + _QUOTES.sub("'", line) + '"'
 
 
 def _selector_advice(envelope: Mapping[str, Any], names: Mapping[str, str]) -> str:
