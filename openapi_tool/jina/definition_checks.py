@@ -10,8 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from openapi_tool.jina.batches import item_arguments, item_problems
-from openapi_tool.jina.endpoints import ENDPOINTS, endpoint_of
-from openapi_tool.jina.parameters import REFUSED, secret_problem
+from openapi_tool.jina.endpoints import endpoint_of
+from openapi_tool.jina.parameter_hints import with_hint
+from openapi_tool.jina.parameters import secret_problem
 from openapi_tool.jina.resolved_parameters import (
     IGNORED_HEADERS,
     examine_parameters,
@@ -32,14 +33,12 @@ from openapi_tool.tools.arguments import (
     takes_cursor,
     tokens_problems,
 )
-from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition, upstream_section
 from openapi_tool.tools.lint import ARGS, PROPERTIES, LintLimits, lint_general, value_fits
 from openapi_tool.tools.placeholders import is_template, texts_in
 from openapi_tool.tools.problems import Path, Problem
 from openapi_tool.tools.result_request import request_problems
 from openapi_tool.tools.schema import visible_schema
-from openapi_tool.tools.wording import any_of, did_you_mean
 from openapi_tool.tools.yaml_source import Source
 
 
@@ -80,7 +79,7 @@ class _SampleCalls:
     """Sample calls of one definition in a file.
 
     - `document`: the file; `definition`: what was read of it.
-    - `limits`, `rules`: those of the settings.
+    - `limits`, `url_policy`: those of the settings.
     - `built_in`, `endpoint`: the built-in tool and the endpoint that its calls use.
     - `section`: path of the upstream's section in the file, which may have a legacy name; `jina` is that section.
     - `shown`: schemas of the arguments that the model is shown, by name.
@@ -89,12 +88,12 @@ class _SampleCalls:
     """
 
     def __init__(
-        self, document: Mapping[str, Any], definition: ToolDefinition, limits: LintLimits, rules: UrlPolicy
+        self, document: Mapping[str, Any], definition: ToolDefinition, limits: LintLimits, url_policy: UrlPolicy
     ) -> None:
         self.document = document
         self.definition = definition
         self.limits = limits
-        self.rules = rules
+        self.url_policy = url_policy
         self.built_in = definition.built_in
         self.endpoint = endpoint_of(definition)
         self.section = upstream_section(object_at(document, "options"))
@@ -106,23 +105,27 @@ class _SampleCalls:
     def problems(self) -> Iterator[Problem]:
         """Yield the problems of what the operator set, then those of the arguments that the model is shown."""
         yield from self._operator_problems()
-        for group in ("defaults", "fixed"):
-            for name, value in getattr(self.definition, group).items():
-                yield from self._address_problems(name, (*ARGS, group, name), self.call.values.get(name))
-                yield from self._doubts(name, (*ARGS, group, name), value)
-        for name, value in self.definition.headers.items():
-            yield from self._doubts(name, (*self.section, "headers", name), value)
-        for name, value in self.definition.upstream_params.items():
-            path = self._path_in_file(("options", "jina", "params", name))
-            yield from self._address_problems(name, path, value)
-            yield from self._doubts(name, path, value)
+        yield from self._set_text_problems()
         for name, rule in self.shown.items():
             if not is_identity(name):
                 yield from self._argument_problems(name, as_object(rule), (*PROPERTIES, name))
-        yield from self._shown_and_fixed()
+        yield from self._shown_twice()
         if object_at(self.document, "parameters"):
             yield from self._open_schema()
             yield from self._main_argument()
+
+    def _set_text_problems(self) -> Iterator[Problem]:
+        """Yield the problems of addresses and other texts that the definition sets."""
+        for group in ("defaults", "fixed"):
+            for name, value in getattr(self.definition, group).items():
+                yield from self._address_problems(name, (*ARGS, group, name), self.call.values.get(name))
+                yield from self._doubtful_texts(name, (*ARGS, group, name), value)
+        for name, value in self.definition.headers.items():
+            yield from self._doubtful_texts(name, (*self.section, "headers", name), value)
+        for name, value in self.definition.upstream_params.items():
+            path = self._path_in_file(("options", "jina", "params", name))
+            yield from self._address_problems(name, path, value)
+            yield from self._doubtful_texts(name, path, value)
 
     def _operator_problems(self) -> Iterator[Problem]:
         """Yield the problems of headers, parameters and values that the operator set."""
@@ -136,12 +139,13 @@ class _SampleCalls:
             Problem(path, f"is no parameter of a {self.definition.operation.name} tool") for path in found.unknown
         ]
         for problem in (*found.operator_problems, *found.invalid, *unknown):
-            yield self._with_hint(replace(problem, path=self._path_in_file(problem.path)))
+            in_file = replace(problem, path=self._path_in_file(problem.path))
+            yield with_hint(in_file, self.built_in, self.endpoint)
         yield from self._upstream_time(found.parameters)
-        yield from self._value_problems()
+        yield from self._own_argument_problems()
 
-    def _value_problems(self) -> Iterator[Problem]:
-        """Check values of `args` that are no parameters of the upstream."""
+    def _own_argument_problems(self) -> Iterator[Problem]:
+        """Check the values of `args` that the upstream does not get: items of a batch, and `max_result_tokens`."""
         name = self.built_in.list_argument
         wrong = item_problems(self.definition, self.call, self.limits.tools.max_batch_items) if name else []
         if not is_template_of_tokens(self.definition):
@@ -162,12 +166,12 @@ class _SampleCalls:
                 yield from self._address_problems(name, (*path, place), item)
         elif isinstance(value, str) and value.strip():
             try:
-                self.endpoint.check_url(value, self.rules)
+                self.endpoint.check_url(value, self.url_policy)
             except (BadRequest, TargetRefused) as refusal:
                 yield Problem(path, refusal.message.removeprefix("url: "))
 
-    def _doubts(self, name: str, path: Path, value: Any) -> Iterator[Problem]:
-        """Check texts that the upstream would not understand; a text with a placeholder is not known yet."""
+    def _doubtful_texts(self, name: str, path: Path, value: Any) -> Iterator[Problem]:
+        """Yield the texts that the upstream would probably not understand; one with a placeholder is not known yet."""
         parameter = self.endpoint.find(name)
         if parameter is None or parameter.doubt is None:
             return
@@ -187,34 +191,6 @@ class _SampleCalls:
         _, _, group, name = path
         in_defaults = group == "params" and name not in object_at(self.jina, "params")
         return (*self.section, "defaults" if in_defaults else group, name)
-
-    def _with_hint(self, problem: Problem) -> Problem:
-        """Return the problem of a name with what to do: another place for it, another tool, or a similar name."""
-        name = str(problem.path[-1])
-        parameter = self.endpoint.find(name)
-        if parameter and not parameter.model and problem.path[:2] == PROPERTIES:
-            return replace(problem, message=f"{problem.message}; an operator may set it in options.jina.params")
-        reason = REFUSED.get(fold(name))
-        if reason:
-            says_reason = reason in problem.message
-            return problem if says_reason else replace(problem, message=f"{problem.message}: {reason}")
-        if parameter:
-            return problem
-        entries = self.endpoint.parameters
-        if "headers" in problem.path:
-            without_x = self.endpoint.find(name[2:]) if name.lower().startswith("x-") else None
-            if without_x:
-                return replace(problem, message=f"{problem.message}; set {without_x.name!r} in options.jina.params")
-            known = [entry.header for entry in entries if entry.header]
-        else:
-            known = [*self.built_in.arguments.model_fields, *(entry.name for entry in entries)]
-        homes = [tool.name for tool in CATALOGUE.values() if name in tool.arguments.model_fields]
-        others = (f"a {other} tool" for other, endpoint in ENDPOINTS.items() if endpoint.find(name))
-        home = any_of(homes) if homes else next(others, None)
-        if home:
-            return replace(problem, message=f"{problem.message}; it is one of {home}")
-        hint = did_you_mean(name, known) or "; take it out"
-        return replace(problem, message=problem.message + hint)
 
     def _upstream_time(self, parameters: Mapping[str, Any]) -> Iterator[Problem]:
         """Check the upstream's `timeout`, which applies to each of its stages."""
@@ -238,7 +214,7 @@ class _SampleCalls:
         unknown = self._refusals(name, ["a"] if of_list else None)
         if unknown:
             for problem in unknown:
-                yield self._with_hint(replace(problem, path=path))
+                yield with_hint(replace(problem, path=path), self.built_in, self.endpoint)
             return
         for where, values in samples(rule, of_list=of_list):
             tried = values
@@ -251,7 +227,7 @@ class _SampleCalls:
                     return
             if where[0] in ("default", "const", "enum"):
                 yield from self._address_problems(name, (*path, *where), values[0])
-                yield from self._doubts(name, (*path, *where), values[0])
+                yield from self._doubtful_texts(name, (*path, *where), values[0])
         if rule.get("type") == "string" and self._takes_numbers_only(name):
             message = "lets a model give words, and only a number fits; write `integer`"
             yield Problem((*path, "type"), message, warning=True)
@@ -269,7 +245,7 @@ class _SampleCalls:
 
         A value that the argument's own schema refuses has none, unless `unfit`.
         """
-        items = self.built_in.list_argument
+        items = self.built_in.list_argument  # each sample call needs some, and a cursor if it searches a stored text
         given: dict[str, Any] = {items: ["a"]} if items else {}
         if self.paginates and name in (FIND, QUESTION):
             given[CURSOR] = "a"
@@ -288,7 +264,7 @@ class _SampleCalls:
             call = item_arguments(self.definition, call, "a")
         return examine_parameters(self.definition, call, suggest=False).model_problems
 
-    def _shown_and_fixed(self) -> Iterator[Problem]:
+    def _shown_twice(self) -> Iterator[Problem]:
         """Check fixed values whose parameter a model is shown under another name."""
         derived = object_at(visible_schema(self.built_in.schema(), self.definition.hidden), "properties")
         shown = self.shown if object_at(self.document, "parameters") else derived
