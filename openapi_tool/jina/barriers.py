@@ -78,6 +78,7 @@ def _type_with_links(by_title: str | None, title: str, text: str) -> str | None:
         return by_title
     if "cookies" in text and any(map(CONSENT_REQUEST.fullmatch, _lines(text)[:_MAX_CONSENT_LINES])):
         return "consent"
+    # Nearly no page has one of these words; the rest costs more.
     has_cookies = _has_one(text, COOKIE_WORDS)
     if title not in HOME_TITLES and not has_cookies and not _has_one(text, SERVICE_LOGIN_STEMS):
         return None
@@ -136,7 +137,9 @@ def _is_only_title(title: str, text: str) -> bool:
 
     It must begin with a heading, since a line without marks may be the content of a file.
     """
-    return bool(title and _HEADING.match(text)) and _own_titles(title).issuperset(_lines(text))
+    if not title or not _HEADING.match(text):
+        return False
+    return _own_titles(title).issuperset(_lines(text))
 
 
 def _own_titles(title: str) -> set[str]:
