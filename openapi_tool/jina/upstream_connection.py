@@ -72,8 +72,8 @@ class UpstreamConnection(ResponseHandler):
     A pending request then fails with (First)ResponseAborted. A response that is already complete stays readable.
 
     A response with many small chunks is slowed down. Once it has used up the framing that is free, each further piece
-    waits for a *turn* to be parsed. All connections share the one permit of `turns`, and their projects take turns:
-    together they parse 400,000 chunks in a second.
+    waits for a *turn* to be parsed. All connections share the one permit of `turns`, which goes to one project after the
+    other. Together they parse 400 kB of framing in a second, which is 80,000 of the smallest chunks.
     """
 
     project = ""
@@ -122,7 +122,7 @@ class UpstreamConnection(ResponseHandler):
     def is_connected(self) -> bool:
         """Return whether the connection can be used for the next request: nothing came that nobody asked for."""
         if self._is_aborted or self._unparsed or not super().is_connected():
-            return False  # first, as an aborted connection has no socket to ask
+            return False  # and do not ask `_has_unread`, as an aborted connection has no socket
         return not (self._is_complete() and self._has_unread())
 
     def _is_complete(self) -> bool:
