@@ -72,8 +72,8 @@ class UpstreamConnection(ResponseHandler):
     A pending request then fails with (First)ResponseAborted. A response that is already complete stays readable.
 
     A response with many small chunks is slowed down. Once it has used up the framing that is free, each further piece
-    waits for a *turn* to be parsed. All connections share the one permit of `turns`, which goes to one project after the
-    other. Together they parse 400 kB of framing in a second, which is 80,000 of the smallest chunks.
+    waits for a *turn* to be parsed. All connections share the one permit of `turns`, which goes to one project after
+    the other. Together they parse 400 kB of framing in a second, which is 80,000 of the smallest chunks.
     """
 
     project = ""
