@@ -105,7 +105,7 @@ _SITE = re.compile(
     (?P<host>[^/?#\\\s]*?)\.?(?::[0-9]*)?(?P<rest>[/?#\\\s].*)?""",
     re.IGNORECASE | re.VERBOSE | re.DOTALL,
 )
-"""A site as models and operators write it. `-site:https://example.com:443/a` has the host `example.com` and the rest `/a`."""
+"""A site as it may be written. Of `-site:https://example.com:443/a` the host is `example.com`, and the rest `/a`."""
 _NOT_IN_SITE = re.compile(r"[\s,;|\[\]()\"']")  # characters that no name of a site contains
 # Days of a period of the argument `recency`.
 _RECENCY_DAYS = {"day": 1, "week": 7, "month": 30, "year": 365}
