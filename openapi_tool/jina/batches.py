@@ -1,7 +1,6 @@
 """Batches: one call with a list of queries or addresses, its *items*. Splits the call, and joins the outputs.
 
-`backend.py` runs the items. A repeated item is requested once, so `outcomes` below has each different item once. The
-argument with the list is `BuiltInTool.list_argument`, such as `urls`; a tool without batches has none.
+A repeated item is requested once, so `outcomes` below has each different item once.
 """
 
 from __future__ import annotations
@@ -26,49 +25,46 @@ _DETAIL_CHARS = 500  # of an item in an error's detail, which is stored several 
 def batch_items(definition: ToolDefinition, arguments: Arguments, max_items: int) -> list[str] | None:
     """Return the items of a batch call; None for a tool without batches.
 
-    Raises BadRequest for invalid items, or ToolMisconfigured if the definition sets them. Either names all of them.
+    Raises BadRequest for invalid items, or ToolMisconfigured if the definition sets them. The error names all of them.
     """
-    list_name = definition.built_in.list_argument
-    if list_name is None:
+    plural = definition.built_in.list_argument
+    if plural is None:
         return None
     problems = item_problems(definition, arguments, max_items)
-    item_errors = [problem for problem in problems if problem.path[0] == list_name]
-    is_set_by_definition = list_name in arguments.values and list_name not in arguments.by_model
+    item_errors = [problem for problem in problems if problem.path[0] == plural]
+    is_set_by_definition = plural in arguments.values and plural not in arguments.by_model
     if item_errors and is_set_by_definition:
-        group = ("options", "args", "fixed" if list_name in definition.fixed else "defaults")
+        group = ("options", "args", "fixed" if plural in definition.fixed else "defaults")
         lines = [str(replace(problem, path=(*group, *problem.path))) for problem in item_errors]
         raise unusable(definition.tool_name, listed(lines))
     if problems:
         raise correction_error(listed([f"{argument_path(problem.path)}: {problem.message}" for problem in problems]))
-    return list(cast("list[str]", arguments.values[list_name]))
+    return list(cast("list[str]", arguments.values[plural]))
 
 
 def item_problems(definition: ToolDefinition, arguments: Arguments, max_items: int) -> list[Problem]:
     """Return the problems of the items, and of a query or address that is given beside the list."""
-    list_name = definition.built_in.list_argument or ""
-    items = arguments.values.get(list_name)
-    beside_list = [
-        name for name in sorted(arguments.by_model) if fold(name) in definition.operation.main_parameter_names
-    ]
-    of_others = [Problem((name,), f"is not an argument of this tool, which takes {list_name}") for name in beside_list]
+    plural = definition.built_in.list_argument or ""
+    items = arguments.values.get(plural)
+    single = [name for name in sorted(arguments.by_model) if fold(name) in definition.operation.main_parameter_names]
+    problems = [Problem((name,), f"is not an argument of this tool, which takes {plural}") for name in single]
     if not isinstance(items, list) or not 1 <= len(items) <= max_items:
-        return [Problem((list_name,), f"must be a list of 1 to {max_items} texts"), *of_others]
+        return [Problem((plural,), f"must be a list of 1 to {max_items} texts"), *problems]
     wrong = [place for place, item in enumerate(items) if not isinstance(item, str) or not item.strip()]
-    of_items = [Problem((list_name, place), "must be a text that is not empty") for place in wrong]
-    return [*of_items, *of_others]
+    return [*(Problem((plural, place), "must be a text that is not empty") for place in wrong), *problems]
 
 
 def item_arguments(definition: ToolDefinition, arguments: Arguments, item: str) -> Arguments:
     """Return the arguments for one item: the item in place of the list, and all other arguments."""
     operation = definition.operation
-    list_name = definition.built_in.list_argument
+    plural = definition.built_in.list_argument
     shared = {
         name: value
         for name, value in arguments.values.items()
-        if name != list_name and fold(name) not in operation.main_parameter_names
+        if name != plural and fold(name) not in operation.main_parameter_names
     }
-    by_model = arguments.by_model - {list_name}
-    if list_name in arguments.by_model:
+    by_model = arguments.by_model - {plural}
+    if plural in arguments.by_model:
         by_model |= {operation.argument}
     return replace(arguments, values={**shared, operation.argument: item}, by_model=by_model)
 
@@ -84,7 +80,7 @@ def batch_output(items: Sequence[str], outcomes: Mapping[str, ToolOutput | ToolE
     head = _head(succeeded, without_page, len(items))
     shown = [Item(caption=head)] if head else []
     for item, outcome in outcomes.items():
-        shown += _labelled(items, item, outcome)  # `Item` is a part of an output, `item` a query or address
+        shown += _labelled(items, item, outcome)
     state: dict[str, object] = {"succeeded": succeeded, "failed": len(items) - succeeded}
     if without_page:
         state["without_page"] = without_page
@@ -134,7 +130,6 @@ def _positions(items: Sequence[str], item: str) -> str:
 
 
 def _state(outcome: ToolOutput | ToolError) -> dict[str, Any]:
-    """Return the state of one item."""
     if isinstance(outcome, ToolOutput):
         return {"status": "success", **outcome.state}
     return {"status": outcome.status, "error": outcome.as_error()}
@@ -143,12 +138,11 @@ def _state(outcome: ToolOutput | ToolError) -> dict[str, Any]:
 def _all_failed(items: Sequence[str], errors: Mapping[str, ToolError]) -> ToolError:
     """Return the error of a batch without success. It has the type of the first error."""
     first = next(iter(errors.values()))
-    waits = [error.retry_after for error in errors.values() if error.retry_after]
     failure = type(first)(
         _all_reasons(items, errors),
         detail={"results": [{"item": item[:_DETAIL_CHARS], **error.as_error()} for item, error in errors.items()]},
         retryable=any(error.retryable for error in errors.values()),
-        retry_after=max(waits, default=None),
+        retry_after=max(filter(None, (error.retry_after for error in errors.values())), default=None),
         http_status=first.http_status,
     )
     usage = sum(map(cost, errors.values()), Usage())
@@ -157,15 +151,11 @@ def _all_failed(items: Sequence[str], errors: Mapping[str, ToolError]) -> ToolEr
 
 
 def _all_reasons(items: Sequence[str], errors: Mapping[str, ToolError]) -> str:
-    """Return each reason once, such as `Every item failed. 1 (ITEM), 3 (ITEM): REASON 2 (ITEM): REASON`.
-
-    If all items have the same reason, return that alone.
-    """
-    names_by_reason: dict[str, list[str]] = {}
+    """Return each reason once, such as `Every item failed. 1 (ITEM), 3 (ITEM): REASON 2 (ITEM): REASON`."""
+    named: dict[str, list[str]] = {}
     for item, error in errors.items():
         name = f"{_positions(items, item)} ({one_line(item)[:_SHOWN_CHARS]})"
-        names_by_reason.setdefault(error.message, []).append(name)
-    if len(names_by_reason) == 1:
-        return next(iter(names_by_reason))
-    reasons = [f"{', '.join(names)}: {reason}" for reason, names in names_by_reason.items()]
-    return f"Every item failed. {' '.join(reasons)}"
+        named.setdefault(error.message, []).append(name)
+    if len(named) == 1:
+        return next(iter(named))
+    return "Every item failed. " + " ".join(f"{', '.join(names)}: {reason}" for reason, names in named.items())
