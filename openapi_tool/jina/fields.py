@@ -1,8 +1,8 @@
 """Reads the fields of a page or a search result in an upstream response, each within its limit (tool-design section 3).
 
-`content.py` makes the output of a call from them. A field may have any type and any length. It is cut before it is
-searched or changed, so its length does not matter; only the body of a page stays whole. Links to hosts that the
-operator denies are left out and counted.
+The output of a call is made from them. A field may have any type and any length. It is cut before it is searched or
+changed, so its length does not matter; only the body of a page stays whole. Links to hosts that the operator denies are
+left out and counted.
 """
 
 from __future__ import annotations
@@ -34,15 +34,11 @@ _MAX_SITE_LINKS = 20  # of a search result
 _MAX_LINKS = 10_000  # of a list of links or images
 
 _SCREENSHOT_LABELS = {"screenshotUrl": "Screenshot", "pageshotUrl": "Page shot"}
-# For example `About us,https://example.com/about`. The address begins at the first comma before a scheme.
-_JOINED_PAIR = re.compile(r"(.*?),([a-z][a-z0-9+.-]*:.*)", re.DOTALL)
+_JOINED_PAIR = re.compile(r"(.*?),([a-z][a-z0-9+.-]*:.*)", re.DOTALL)  # `text,https://a.example`
 _MAX_PAIR_CHARS = MAX_CHARS + MAX_URL_CHARS  # limits the time of _JOINED_PAIR
 _URLS = frozenset({"url", "imageUrl"})
 _NUMBERS = (int, float)
-_TEXT_OR_NUMBER = (
-    str,
-    *_NUMBERS,
-)  # a constant: `isinstance` with `str | int | float` would create that union each time
+_TEXT_OR_NUMBER = (str, *_NUMBERS)  # `isinstance` with `str | int | float` would create that union for each field
 
 
 class FieldReader:
@@ -56,7 +52,7 @@ class FieldReader:
         self.denied = DeniedHosts(denied)
 
     def line(self, value: Any, chars: int = MAX_CHARS) -> str:
-        """Return a text or number as one line, without addresses on denied hosts; any other value is an empty line."""
+        """Return a text or number in one line, and an empty text for any other value."""
         if not isinstance(value, _TEXT_OR_NUMBER):
             return ""
         return one_line(self.denied.without(self._short(str(value), chars)))
@@ -84,7 +80,7 @@ class FieldReader:
                 continue
             elif field in _URLS:
                 facts[field] = one_line(self._short(value, MAX_URL_CHARS))
-            elif field == "warning":  # may have several lines
+            elif field == "warning":  # which may have several lines
                 facts[field] = without_denied(self._short(value, MAX_CHARS))
             else:
                 facts[field] = one_line(without_denied(self._short(value, MAX_CHARS)))
@@ -100,64 +96,64 @@ class FieldReader:
             for line in self._short(text, _MAX_WARNING_CHARS).splitlines()
             if line not in remarks.UPSTREAM_WARNINGS and not remarks.is_plain_target_error(line)
         ]
-        shown = tuple(filter(None, map(self.line, lines[:_MAX_WARNINGS])))
+        shown = [self.line(line) for line in lines[:_MAX_WARNINGS]]
+        shown = [line for line in shown if line]
         left = len(lines) - _MAX_WARNINGS
-        if left <= 0:
-            return shown
-        return (*shown, f"({counted(left, 'more line')})")
+        if left > 0:
+            shown.append(f"({counted(left, 'more line')})")
+        return tuple(shown)
 
     def description(self, page: Mapping[str, Any], bodies: list[str]) -> str:
         """Return a page's description if it has a word that is neither in the title nor in the first body."""
         description = self.line(page.get("description"), _MAX_PAGE_DESCRIPTION_CHARS)
         if not description:
             return ""
-        texts = text_of(page.get("title")), *bodies[:1]
+        texts = [text_of(page.get("title")), *bodies[:1]]
         shown = "\n".join(text[:_MAX_COMPARED_CHARS] for text in texts).lower()
         words = description.lower().replace(".", " ").replace(",", " ").split()
         says_nothing_new = all(map(shown.__contains__, words))
         return "" if says_nothing_new else description
 
     def bodies(self, page: Mapping[str, Any]) -> Iterator[str]:
-        """Yield all forms of the body; chunks only without content, which they repeat."""
-        texts = [text_of(given).strip() for given in map(page.get, BODY_FIELDS) if given]
+        """Yield all forms of the body; chunks only without content, as they repeat that."""
+        texts = [text_of(page.get(field)).strip() for field in BODY_FIELDS]
         chunks = page.get("chunks")
         if isinstance(chunks, list) and not text_of(page.get("content")).strip():
             texts += [chunk for chunk in chunks if isinstance(chunk, str) and chunk.strip()]
-        yield from map(self.denied.without, filter(None, texts))
+        for text in texts:
+            if text:
+                yield self.denied.without(text)
         for field, label in _SCREENSHOT_LABELS.items():
-            shot = page.get(field)
-            if not shot:
-                continue
-            url = self.line(shot, MAX_URL_CHARS)
+            screenshot = page.get(field)
+            url = self.line(screenshot, MAX_URL_CHARS) if screenshot else ""
             if url:
                 yield f"{label}: {url}"
 
     def lists(self, page: Mapping[str, Any]) -> list[str]:
-        """Return the list of links and that of images, each as one text with a title; those that the page has."""
-        lists = []
+        """Return the lists of links and images, each as one text."""
+        found = []
         for title, field in (("Links", "links"), ("Images", "images")):
-            lines = self._list_lines(page.get(field))
-            if lines:
-                lists.append("\n".join([f"{title}:", *lines]))
-        return lists
-
-    def _list_lines(self, links: Any) -> list[str]:
-        """Return the lines of the first links or images that are on no denied host."""
-        if not links:
-            return []
-        lines = [
-            self._link(text, url) for text, url in islice(_pairs(links), _MAX_LINKS) if not self.denied.has_link(url)
-        ]
-        left = len(links) - _MAX_LINKS if len(lines) == _MAX_LINKS else 0
-        if left:
-            lines.append(f"({left:,} more {'is' if left == 1 else 'are'} left out.)")
-        return lines
+            if not page.get(field):
+                continue
+            lines = [f"{title}:"]
+            for text, url in islice(_pairs(page.get(field)), _MAX_LINKS):
+                if not self.denied.has_link(url):
+                    lines.append(self._link(text, url))
+            if len(lines) > _MAX_LINKS:  # the title, and as many links as are shown
+                left = len(page[field]) - _MAX_LINKS
+                if left:
+                    lines.append(f"({left:,} more {'is' if left == 1 else 'are'} left out.)")
+            if len(lines) > 1:
+                found.append("\n".join(lines))
+        return found
 
     def site_links(self, item: Mapping[str, Any]) -> Iterator[str]:
         """Yield the links within the site of a search result; each is `{title, link, snippet?}`."""
-        links = item.get("siteLinks")
-        known = [link for link in links if isinstance(link, dict)] if isinstance(links, list) else []
-        for link in known[:_MAX_SITE_LINKS]:
+        site_links = item.get("siteLinks")
+        if not isinstance(site_links, list):
+            return
+        links = [link for link in site_links if isinstance(link, dict)]
+        for link in links[:_MAX_SITE_LINKS]:
             url = self.line(link.get("link"), MAX_URL_CHARS)
             if url and not self.denied.has_link(url):
                 yield self._link(text_of(link.get("title")), url, link.get("snippet") or "")
@@ -176,7 +172,8 @@ class FieldReader:
 def favicon(item: Mapping[str, Any]) -> str:
     """Return the address of a result's icon, which only a UI can show; empty if it has none."""
     address = text_of(item.get("favicon"))
-    return address if len(address) <= _MAX_FAVICON_CHARS and address.startswith(("data:image/", "https://")) else ""
+    is_shown = len(address) <= _MAX_FAVICON_CHARS and address.startswith(("data:image/", "https://"))
+    return address if is_shown else ""
 
 
 def text_of(value: Any) -> str:
@@ -190,10 +187,10 @@ def _pairs(value: Any) -> Iterator[tuple[str, str]]:
     They are `{text: address}`, `{"0": "text,address"}` with a number for each, or `[[text, address]]`.
     """
     if isinstance(value, dict):
-        is_numbered = all(text == str(place) for place, text in enumerate(value))
-        for text, url in value.items():
-            split = _split_pair(url) if is_numbered else None
-            yield split or (text, text_of(url))
+        is_numbered = all(key == str(number) for number, key in enumerate(value))
+        for key, member in value.items():
+            split = _split_pair(member) if is_numbered else None
+            yield split or (key, text_of(member))
     elif isinstance(value, list):
         for pair in value:
             match pair:

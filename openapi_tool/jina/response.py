@@ -107,8 +107,8 @@ def read_response(
 ) -> UpstreamResult:
     """Return the result of a successful request. Raises ToolError if the upstream failed.
 
-    With `inline` only short texts in errors and warnings are masked. If the output itself may hold a secret, it raises
-    MayHoldSecret.
+    With `inline`, in the event loop, the output is not masked, as that may take long; only short texts in errors and
+    warnings are. Raises MayHoldSecret then if the output may hold a secret.
     """
     redactor = of_call(received.secrets)
     responses = RESPONSES[expected.operation]
@@ -183,8 +183,8 @@ def _may_hold_secret(output: ToolOutput, redactor: Redactor) -> bool:
 def _masked(output: ToolOutput, redactor: Redactor) -> ToolOutput:
     """Return the output with masked secrets.
 
-    It is masked before it is truncated, since the redactor would not recognize half a key afterwards. Nearly no output
-    holds a secret, so all texts are first searched as one.
+    It is masked before it is truncated: afterwards the redactor would not recognize half a key. At first all texts are
+    searched as one, which is fast: nearly no output holds a secret.
     """
     items = output.items
     if redactor.is_suspect(output.content):
