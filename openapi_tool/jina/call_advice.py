@@ -1,4 +1,7 @@
-"""Advice for the model after a call that was expensive, or that got no answer in time."""
+"""Advice for the model after a call that was expensive, or that got no answer in time.
+
+`cost_advice.py` has what may help with each operation. Here that becomes a sentence about the call.
+"""
 
 from __future__ import annotations
 
