@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from pydantic import SecretStr
@@ -28,9 +28,6 @@ USER_AGENT = f"openapi-tool/{__version__}"
 MAX_GET_URL_CHARS = 8_000  # of path and query; some proxies refuse longer ones
 
 _DNT = "DNT"  # the upstream expects a number in this header: `true` has no effect (jina-api section 9)
-
-_Parts = tuple[str, dict[str, str], bytes | None]
-"""Target, headers and body of a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +48,15 @@ class UpstreamRequest:
     secrets: tuple[SecretStr, ...] = field(default=(), repr=False)
 
 
+class _Parts(NamedTuple):
+    """What parameters are sent as; the members are those of `UpstreamRequest`."""
+
+    method: str
+    target: str
+    headers: dict[str, str]
+    body: bytes | None
+
+
 def build_request(
     definition: ToolDefinition, resolved: ResolvedParameters, offered: frozenset[str] = frozenset()
 ) -> UpstreamRequest:
@@ -62,13 +68,15 @@ def build_request(
     sent = resolved
     if not endpoint.separators.keys().isdisjoint(resolved.parameters):
         sent = replace(resolved, parameters=_with_appended(endpoint, resolved.parameters))
-    get = _get(endpoint, definition.path, sent) if definition.method == "GET" else None
-    target, headers, body = get or _post(endpoint, definition.path, sent)
+    parts = _get(endpoint, definition.path, sent) if definition.method == "GET" else None
+    if parts is None:
+        parts = _post(endpoint, definition.path, sent)
+    method, target, headers, body = parts
     # `identity`: no compression, since a small compressed body could unpack to any size.
     headers = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": USER_AGENT, **headers}
-    method = "GET" if get else "POST"
     host = endpoint.operation.host
     secrets = tuple(resolved.secrets.values())
+    # The response is read by the parameters as they were given, not by what was appended to the main one.
     expected = Expected(endpoint.operation.name, resolved.parameters, resolved.names, offered, resolved.denied)
     return UpstreamRequest(method, host, target, headers, body, expected, secrets)
 
@@ -101,7 +109,7 @@ def _post(endpoint: Endpoint, path: str, resolved: ResolvedParameters) -> _Parts
         _nest(body, name, secret.get_secret_value())
     # The path may be a template such as `/{url}`; a POST request has the page's address in its body instead.
     target = "/" if path == endpoint.operation.template else path
-    return target, headers, dumps(body)
+    return _Parts("POST", target, headers, dumps(body))
 
 
 def _nest(body: dict[str, Any], name: str, value: Any) -> None:
@@ -135,7 +143,7 @@ def _get(endpoint: Endpoint, path: str, resolved: ResolvedParameters) -> _Parts 
     target = f"{path}?{'&'.join(query)}" if query else path
     if len(target) > MAX_GET_URL_CHARS or not all(map(_fits_header, headers.values())):
         return None
-    return target, headers, None
+    return _Parts("GET", target, headers, None)
 
 
 def _would_be_split(name: str, value: Any) -> bool:
