@@ -33,7 +33,10 @@ _HOST = re.compile(
     rf"\s*(?:https?:[/\\]*|[/\\]{{2}})?(?:[^/?#\\\s]*@)?(\[[^\]\s]*\]|[^{_END}]*)",
     re.IGNORECASE,
 )
-"""Start of an address, with or without scheme and login; the group is its host, and may be empty."""
+"""Start of an address, with or without scheme and login: `https://user@example.com` of `https://user@example.com/a`.
+
+The group is its host, and may be empty.
+"""
 _REMOVED_BY_BROWSERS = re.compile(r"[\t\r\n]+")  # also within a host (WHATWG URL)
 _DELIMITER = re.compile(r"[/?#\\@:]")
 _END_OF_HOST = re.compile(r"[/?#\\]")
@@ -49,7 +52,7 @@ _ALPHABETS = frozenset({"LATIN", "CYRILLIC", "GREEK", "ARMENIAN", "CHEROKEE", "C
 _CYRILLIC_LIKE_LATIN = (
     "\u0430\u0441\u0501\u0435\u04bb\u0456\u0458\u04cf\u043e\u0440\u051b\u0455\u051d\u0445\u0443\u0475"
 )
-# A label that has only Cyrillic letters which look like Latin ones.
+# A label that has only Cyrillic letters which look like Latin ones, as in a Cyrillic spelling of `apache`.
 _LOOKS_LATIN = re.compile(f"[0-9-]*[{_CYRILLIC_LIKE_LATIN}][{_CYRILLIC_LIKE_LATIN}0-9-]+")
 
 

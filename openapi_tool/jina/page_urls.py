@@ -20,7 +20,8 @@ _SCHEME = re.compile(r"(?:https?:/*){,2}(https?):/*", re.IGNORECASE | re.ASCII)
 _ENCODED_SCHEME = re.compile(r"https?%3a", re.IGNORECASE | re.ASCII)
 _OTHER_SCHEME = re.compile(r"(?!localhost:)[a-z][a-z0-9+-]*:", re.IGNORECASE)  # no dot: `host.name:80` is none
 _URL = re.compile(r"https?://([^/?#]*)(.*)", re.IGNORECASE | re.DOTALL)
-_HOST_AND_PORT = re.compile(r"(\[[^\[\]]*\]|[^:\[\]]+)(?::([0-9]{0,5}))?")
+# For example `example.com:8080`, or `[::1]`.
+_HOST_AND_PORT = re.compile(r"(?P<host>\[[^\[\]]*\]|[^:\[\]]+)(?::(?P<port>[0-9]{0,5}))?")
 _MAX_PORT = 65_535
 _PORTS = range(1, _MAX_PORT + 1)
 
@@ -41,12 +42,11 @@ def parsed_url(text: str) -> PageUrl:
     if "@" in authority:
         raise BadRequest("url: holds a user name or password before '@'. Give the address without it.")
     match = _HOST_AND_PORT.fullmatch(authority)
-    if not match or len(match[1]) > MAX_ENCODED_NAME_CHARS:
+    if not match or len(match["host"]) > MAX_ENCODED_NAME_CHARS:
         raise no_host(authority)
-    port = match[2]
+    host, port = match["host"], match["port"]
     if port and int(port) not in _PORTS:
         raise no_host(authority)
-    host = match[1]
     if not host.startswith("["):  # an IPv6 address is neither decoded nor mapped
         host = folded_host(_decoded(host))
         if host.startswith("["):
