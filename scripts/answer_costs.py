@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from openapi_tool.jina.byte_semaphore import memory_of
+from openapi_tool.jina.memory_estimates import memory_of
 from openapi_tool.protocol.errors import ToolError
 from tests.answering import PAGES, SEARCHES, ToolsOverTransport, serving, watched
 

@@ -19,9 +19,10 @@ from openapi_tool.engine.pagination import Pagination
 from openapi_tool.isolation.pool import WorkerPool
 from openapi_tool.isolation.service import Isolation
 from openapi_tool.jina.backend import JinaBackend, JinaBackendOptions
-from openapi_tool.jina.byte_semaphore import ByteSemaphore, RequestContext, ResponseMemory
+from openapi_tool.jina.byte_semaphore import ByteSemaphore, ResponseMemory
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.options import CacheOptions, EgressOptions, RetryOptions
+from openapi_tool.jina.request_context import RequestContext
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.kernel.pipeline.ports import Kernel
 from openapi_tool.options.tools import ToolOptions
@@ -55,7 +56,7 @@ def call_within(memory: ResponseMemory) -> Call:
 
 def for_request(memory: ResponseMemory) -> RequestContext:
     """Return the context of a request of a new call."""
-    return memory.for_request(call_within(memory))
+    return RequestContext(call_within(memory), memory)
 
 
 Answer = Callable[[httpx.Request], httpx.Response] | Callable[[httpx.Request], Coroutine[None, None, httpx.Response]]

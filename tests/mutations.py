@@ -52,7 +52,7 @@ MONEY = (
     ),
     Mutation(
         "jina/cache.py",
-        "            meter.add(pending.meter.take())\n",
+        "            meter.add(in_flight.meter.take())\n",
         "",
         "tests/races/test_budgets.py::test_every_request_is_in_exactly_one_result_on_each_loop",
     ),
@@ -414,7 +414,7 @@ SECRETS = (
         "tests/unit/test_secrets.py::test_the_keys_of_all_attempts_and_items_of_a_call_are_masked",
     ),
     Mutation(
-        "jina/connections.py",
+        "jina/upstream_connection.py",
         "max(1, len(self._unparsed) - 1)",
         "len(self._unparsed)",
         "tests/unit/test_http.py::test_surplus_data_in_the_same_read_reaches_no_later_request",

@@ -36,6 +36,7 @@ from openapi_tool.jina.failure_rules import ONCE, SOME
 from openapi_tool.jina.failures import NO_SECRETS
 from openapi_tool.jina.rendering import RenderContext
 from openapi_tool.jina.request import UpstreamRequest
+from openapi_tool.jina.request_context import RequestContext
 from openapi_tool.jina.response import Expected, UpstreamResult
 from openapi_tool.jina.transport import ON_CONNECTED
 from openapi_tool.kernel.jetstream.dead_letters import STREAM as DEAD_LETTERS
@@ -467,7 +468,7 @@ async def fetched(
             request,
             SecretStr("a-key-of-the-test"),
             Deadline.after(5),
-            memory.for_request(Call(CallIdentity("proj", "agent"), memory)),
+            RequestContext(Call(CallIdentity("proj", "agent"), memory), memory),
         )
     finally:
         await client.aclose()

@@ -19,6 +19,7 @@ _BLANKS = " \t\r\n\f\v\u00a0\u200b\u2060\u3000\ufeff"
 _WRAPPERS = {'"': '"', "'": "'", "`": "`", "<": ">", "\u201c": "\u201d", "\u2018": "\u2019", "«": "»", "*": "*"}
 _WRAPPERS |= {"(": ")", "\uff08": "\uff09", "\u300a": "\u300b", "\u300c": "\u300d", "\u3010": "\u3011"}
 """What may stand around an address: the opening mark, and the closing one that belongs to it."""
+# A Markdown link or image, `[text](address "title")`; the group is its address.
 _LINK = re.compile(r"""!?\[.*\]\(\s*(\S+)(?:\s+(?:"[^"]*"|'[^']*'))?\s*\)""", re.DOTALL)
 # Some patterns are ASCII, because with IGNORECASE the `s` of a scheme also matches U+017F.
 _DOI = re.compile(r"\A(?:doi:\s*)?(10\.[0-9]{4,9}/[^\s#?%]+)\Z", re.IGNORECASE)
@@ -40,7 +41,7 @@ _AMONG_WORDS = re.compile(
 """The only address in a text, behind words or `url:`."""
 _JSON_NAMES = ("url", "target_url", "link", "href")
 """Members of a JSON object that may hold the address."""
-_FORBIDDEN = re.compile(r"[\s\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # white space, Cc, Cs
+_FORBIDDEN = re.compile(r"[\s\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # white space, control characters, surrogates
 # Of an address in a message: characters before and after `repr`, which writes some of them as escapes.
 _SHOWN_CHARS = 80
 _MAX_SHOWN_CHARS = 160
@@ -107,6 +108,7 @@ def _in_json(text: str) -> str:
         value = value[0]
         if isinstance(value, str):
             return value
+    # An object, also as the only item of a list.
     if isinstance(value, dict):
         for name in _JSON_NAMES:
             address = value.get(name)

@@ -1,15 +1,15 @@
 """The attempts to send the request of one item: the first, and one more after each failure that may pass.
 
-Before it sends, an attempt takes two things, and it ends each of them once:
+Before an attempt sends, it takes two things. It ends each of them exactly once:
 
 - a *reservation* of its estimated cost in the accounts of the call (`quotas/budgets.py`), if there are budgets;
 - a *permit* of the rate limit of its key (`quotas/permits.py`).
 
-What they are told at the end depends on the request:
+How they end depends on what became of the request:
 
-- It was sent and has an outcome: its real cost, also that of a failure.
-- It was sent, then cancelled: its estimated cost, since the real one is unknown.
-- It was not sent: both are given back, and it costs nothing.
+- It was sent and has an outcome, a response or an error: both learn its real cost.
+- It was sent, then cancelled: both learn its estimated cost, since the real one is unknown.
+- It was not sent: both are given back, and nothing is charged.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from openapi_tool.jina.byte_semaphore import RequestContext
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.costs import UnreadCosts
 from openapi_tool.jina.options import RetryOptions
 from openapi_tool.jina.prepared_item import PreparedItem
+from openapi_tool.jina.request_context import RequestContext
 from openapi_tool.jina.response import NothingToShow, UpstreamResult
 from openapi_tool.jina.retries import Sleep, retry_wait_s
 from openapi_tool.protocol.attempts import UpstreamAttempt
@@ -49,7 +49,7 @@ class UpstreamSender:
         self._permits = permits
         self._retry = retry
         self._sleep = sleep
-        self._refused_keys = RefusedKeys()
+        self._refused_keys = RefusedKeys()  # for the log: keys that the upstream refuses, and those it accepts again
         self._unread_costs = UnreadCosts()  # estimates the cost of requests whose response does not tell it
 
     async def output_of(self, item: PreparedItem, meter: Meter) -> ToolOutput:
@@ -59,33 +59,35 @@ class UpstreamSender:
         every attempt.
         """
         accounts = item.call.accounts
-        wanted = item.permit_request()
+        permit_request = item.permit_request()
         min_retry_s = item.min_retry_s
         # A shared request may outlive the call that started it; until its end it keeps that call's memory.
         with item.memory:
-            context = item.memory.for_request(item.call)
+            context = RequestContext(item.call, item.memory)
             number = 0
             while True:
                 number += 1
                 reservation = None if accounts is None else await accounts.reserve(item.min_tokens, item.deadline)
-                permit = await self._acquire(wanted, reservation, context)
+                permit = await self._acquire(permit_request, reservation, context)
                 attempt = _Attempt(item, number, permit, reservation, context, meter)
                 try:
                     result = await self._run(attempt)
                 except ToolError as error:
-                    left_s = item.deadline.remaining() - min_retry_s
-                    wait_s = retry_wait_s(error, number, self._retry, left_s)
+                    max_wait_s = item.deadline.remaining() - min_retry_s
+                    wait_s = retry_wait_s(error, number, self._retry, max_wait_s)
                     if wait_s is None:
                         raise without_traceback(error) from None
                 else:
-                    return _shown_output(result, item.resolved.parameters, context)
-                item.call.slot.pause()
+                    return _output(result, item.resolved.parameters, context)
+                item.call.slot.pause()  # another call may run in it meanwhile
                 try:
                     await self._sleep(wait_s)
                 finally:
                     item.call.slot.resume()
 
-    async def _acquire(self, wanted: PermitRequest, reservation: Reservation | None, context: RequestContext) -> Permit:
+    async def _acquire(
+        self, permit_request: PermitRequest, reservation: Reservation | None, context: RequestContext
+    ) -> Permit:
         """Wait for a permit, then check that no operator has disabled the tool meanwhile. Raises ToolError.
 
         If this fails, permit and reservation are given back.
@@ -93,7 +95,7 @@ class UpstreamSender:
         begin = time.monotonic()
         permit = None
         try:
-            permit = await self._permits.acquire(wanted)
+            permit = await self._permits.acquire(permit_request)
             if context.call.recheck is not None:
                 context.call.recheck()
         except BaseException:
@@ -107,7 +109,7 @@ class UpstreamSender:
 
     async def _run(self, attempt: _Attempt) -> UpstreamResult:
         """Send the request once, and end permit and reservation as the module says. Raises ToolError."""
-        tokens: int | None = None  # cost of the request; still unknown at the end if it was cancelled
+        tokens: int | None = None  # cost of the request; a cancelled one leaves it None
         try:
             result = await self._send(attempt)
         except ToolError as error:
@@ -149,10 +151,13 @@ class UpstreamSender:
         self._refused_keys.record_success(attempt.key_use)
 
     def _on_failure(self, attempt: _Attempt, error: ToolError) -> None:
-        """End the permit of a request that was sent; if its pool has other keys, let a retry use them at once."""
+        """End the permit of a request that was sent; if other keys of its pool may work, let retries use them at once.
+
+        A pool is a group of keys that share their requests.
+        """
         if attempt.permit.is_sent:
             retries_with_other_keys = attempt.permit.failed(error)
-            if retries_with_other_keys:  # of the pool, a group of keys that share their requests
+            if retries_with_other_keys:
                 error.max_retries = max(retries_with_other_keys, error.max_retries)
                 error.retry_after = 0.0
         self._refused_keys.record(attempt.key_use, error.http_status)
@@ -160,10 +165,12 @@ class UpstreamSender:
 
 @dataclass(slots=True, eq=False)
 class _Attempt:
-    """One attempt to send the request of an item.
+    """One attempt to send the request of an item, which has its permit and its reservation.
 
-    `number` counts the item's attempts from 1. `reservation` is None without budgets. `context` is shared by all
-    attempts. `meter` gets the cost.
+    - `number`: 1 for the item's first attempt.
+    - `reservation`: None without budgets.
+    - `context`: that of the request, which all its attempts share.
+    - `meter`: counts the cost of the item.
     """
 
     item: PreparedItem
@@ -184,7 +191,10 @@ class _Attempt:
         return KeyUse(self.permit.variable, self.item.endpoint.operation.name)
 
     def end(self, tokens: int | None) -> None:
-        """Count the cost of the request; None if it was cancelled. If it was not sent, give permit and budget back."""
+        """End the reservation, and a permit whose request has no outcome.
+
+        `tokens` is the cost of the request, None if it was cancelled.
+        """
         if not self.permit.is_sent:
             _give_back(self.permit, self.reservation)
         elif tokens is None:
@@ -220,11 +230,16 @@ def _record_end(record: UpstreamAttempt, context: RequestContext, error_code: st
     metrics.UPSTREAM_SECONDS.labels(record.host, error_code or "").observe(record.seconds or 0.0)
 
 
-def _shown_output(result: UpstreamResult, parameters: Mapping[str, Any], context: RequestContext) -> ToolOutput:
-    """Return the output of a successful request. Raises the error of a response that has nothing to show."""
+def _output(result: UpstreamResult, parameters: Mapping[str, Any], context: RequestContext) -> ToolOutput:
+    """Return the output of a successful request, with what its parameters say about it.
+
+    Raises the error of a response that has nothing to show.
+    """
     if isinstance(result, NothingToShow):
         context.clear()
         raise result.error
     if parameters.get("respondWith") == "markdown":
         result = replace(result, state={**result.state, "format": "markdown"})
-    return replace(result, may_store=False) if parameters.get("doNotTrack") else result
+    if parameters.get("doNotTrack"):
+        result = replace(result, may_store=False)
+    return result

@@ -19,13 +19,15 @@ from openapi_tool.concurrency.cancellation import shielded
 from openapi_tool.engine.call import Call
 from openapi_tool.jina.attempts import UpstreamSender
 from openapi_tool.jina.batches import batch_items, batch_output, item_arguments
-from openapi_tool.jina.byte_semaphore import ByteSemaphore, ResponseMemory, max_call_memory
+from openapi_tool.jina.byte_semaphore import ByteSemaphore, ResponseMemory
 from openapi_tool.jina.cache import ResponseCache, cache_key
+from openapi_tool.jina.call_advice import cost_advice, model_limits_time, time_advice
 from openapi_tool.jina.client import JinaClient
-from openapi_tool.jina.endpoints import endpoint_of
+from openapi_tool.jina.memory_estimates import max_call_memory
 from openapi_tool.jina.options import CacheOptions, EgressOptions, RetryOptions
-from openapi_tool.jina.prepared_item import offered_arguments, prepare_item
-from openapi_tool.jina.resolved_parameters import resolve_parameters, without_unknown
+from openapi_tool.jina.prepared_item import prepare_item
+from openapi_tool.jina.request_context import RequestContext
+from openapi_tool.jina.resolved_parameters import without_unknown
 from openapi_tool.jina.retries import Sleep
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.options.tools import ToolOptions
@@ -38,13 +40,12 @@ from openapi_tool.tools.deadlines import Deadline
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.output import Meter, ToolOutput
 
-_TIMEOUT = "timeout"
 _CANCEL_GRACE_S = 1.0  # that the items of a cancelled batch get to end
 
 
 @dataclass(frozen=True, slots=True)
 class JinaBackendOptions:
-    """Settings sections for upstream calls."""
+    """The sections of the settings that calls of the upstream depend on."""
 
     retry: RetryOptions
     cache: CacheOptions
@@ -56,8 +57,8 @@ class JinaBackendOptions:
 class JinaBackend:
     """Runs search and reader calls, of one item or of a batch.
 
-    Each request, also a retry, needs one of `permits` and is charged to `budgets`. Only tests pass `sleep`, which waits
-    between attempts.
+    Each request, also a retry, needs one of `permits` and is charged to `budgets`. Without either, nothing is limited.
+    Only tests pass `sleep`, which waits between attempts.
     """
 
     def __init__(
@@ -95,19 +96,8 @@ class JinaBackend:
         if items is None:
             output = await self._run_item(definition, arguments, deadline, call)
             return self._with_cost_advice(output, definition, arguments)
-
-        async def outcome_of(item: str) -> ToolOutput | ToolError:
-            one = item_arguments(definition, arguments, item)
-            try:
-                return await self._run_item(definition, one, deadline, call)
-            except ToolError as error:  # the other items continue
-                return error
-
-        # A repeated item is requested once.
-        tasks = {item: asyncio.create_task(outcome_of(item)) for item in dict.fromkeys(items)}
-        await _wait_for_all(list(tasks.values()))
-        outcomes = {item: task.result() for item, task in tasks.items()}
-        return self._with_cost_advice(batch_output(items, outcomes), definition, arguments, list(tasks))
+        outcomes = await self._run_batch(items, definition, arguments, deadline, call)
+        return self._with_cost_advice(batch_output(items, outcomes), definition, arguments, list(outcomes))
 
     def _accounts(self, definition: ToolDefinition, arguments: Arguments, call: Call) -> CallAccounts | None:
         """Return the accounts that the call is charged to; None if neither settings nor definition set a budget."""
@@ -118,6 +108,21 @@ class JinaBackend:
         spender = Spender(project, agent, arguments.session_identity, definition.tool_name, definition.budget)
         return budgets.accounts_of(spender)
 
+    async def _run_batch(
+        self, items: Sequence[str], definition: ToolDefinition, arguments: Arguments, deadline: Deadline, call: Call
+    ) -> dict[str, ToolOutput | ToolError]:
+        """Run all items of a batch at the same time, a repeated one once; return the outcome of each."""
+
+        async def outcome_of(item: str) -> ToolOutput | ToolError:
+            try:
+                return await self._run_item(definition, item_arguments(definition, arguments, item), deadline, call)
+            except ToolError as error:  # the other items continue
+                return error
+
+        tasks = {item: asyncio.create_task(outcome_of(item)) for item in dict.fromkeys(items)}
+        await _wait_for_all(list(tasks.values()))
+        return {item: task.result() for item, task in tasks.items()}
+
     async def _run_item(
         self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, call: Call
     ) -> ToolOutput:
@@ -127,7 +132,7 @@ class JinaBackend:
         """
         options = self._options
         meter = Meter()
-        is_limited_by_model = _model_limits_time(definition, arguments, deadline)
+        is_limited_by_model = model_limits_time(definition, arguments, deadline)  # first, as the deadline comes nearer
         try:
             item = prepare_item(
                 definition, arguments, deadline, call, options.url_policy, options.tools.default_max_tokens
@@ -135,18 +140,19 @@ class JinaBackend:
             if item.may_share:
                 key = cache_key(definition, arguments, item.request)
                 fetch = partial(self._sender.output_of, item)
-                output = await self._cache.get(key, item.deadline, fetch, item.memory.for_request(call), meter)
+                output = await self._cache.get(key, item.deadline, fetch, RequestContext(call, item.memory), meter)
             else:
                 output = await self._sender.output_of(item, meter)
         except ToolError as error:
             error.tokens, error.requests = meter.tokens, meter.requests
             if error.timed_out:
-                error.message += _time_advice(definition, arguments, is_limited_by_model=is_limited_by_model)
+                error.message += time_advice(definition, arguments, is_limited_by_model=is_limited_by_model)
             raise without_traceback(error) from None
         finally:
             call.spent += meter.usage
         usage = meter.usage
-        # Of the calls that share one request, one reports its cost; for that call the output is not `cached`.
+        # Of the calls that share one request, one reports its cost. For that call the output does not count as cached,
+        # even if another one has started the request.
         return replace(output, usage=usage, cached=output.cached and not usage.requests)
 
     def _with_cost_advice(
@@ -156,18 +162,14 @@ class JinaBackend:
         tokens = output.usage.tokens
         if tokens <= self._options.tools.cost_note_tokens:
             return output
-        of_one_item = item_arguments(definition, arguments, batch[0]) if batch else arguments
-        parameters = resolve_parameters(definition, of_one_item).parameters
-        offers = offered_arguments(definition, arguments).__contains__
-        ways = endpoint_of(definition).cheaper(parameters, tokens, max(1, len(batch)), offers)
-        return replace(output, cost_advice=f" Cheaper: {' or '.join(ways)}." if ways else "")
+        return replace(output, cost_advice=cost_advice(definition, arguments, batch, tokens))
 
 
 async def _wait_for_all(tasks: Sequence[asyncio.Task[Any]]) -> None:
     """Wait for all tasks; if one raises, or the call is cancelled, cancel the others.
 
-    Not a TaskGroup: before Python 3.13 it leaves its task marked as cancelled after a failure, and a cancelled call is
-    handed back instead of getting an error result.
+    Not a TaskGroup: before Python 3.13 it leaves its task marked as cancelled after a failure. The call would then be
+    handed back, as one that was cancelled, instead of getting an error as its result.
     """
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -176,26 +178,8 @@ async def _wait_for_all(tasks: Sequence[asyncio.Task[Any]]) -> None:
             for task in tasks:
                 task.cancel()
             await shielded(asyncio.wait(tasks), _CANCEL_GRACE_S)
-    # Of all tasks, since asyncio logs each exception that nobody asks for.
+    # Ask each task for its exception, since asyncio logs those that nobody asks for.
     exceptions = [task.exception() for task in tasks if not task.cancelled()]
     defects = [exception for exception in exceptions if exception is not None]
     if defects:
         raise defects[0]
-
-
-def _model_limits_time(definition: ToolDefinition, arguments: Arguments, deadline: Deadline) -> bool:
-    """Return whether the call would have more time without the model's own `timeout`."""
-    if _TIMEOUT not in arguments.by_model:
-        return False
-    given_s = arguments.values.get(_TIMEOUT)
-    return isinstance(given_s, int | float) and given_s < deadline.shortened(definition.timeout_s).remaining()
-
-
-def _time_advice(definition: ToolDefinition, arguments: Arguments, *, is_limited_by_model: bool) -> str:
-    """Return advice on how to get an answer in time: ask for less, or give more time."""
-    resolved = resolve_parameters(definition, arguments)
-    offers = offered_arguments(definition, arguments).__contains__
-    ways = endpoint_of(definition).quicker(resolved.parameters, resolved.names, offers)
-    less = f" Ask for less: {', '.join(ways)}." if ways else ""
-    more_time = f" A longer {_TIMEOUT} may help." if is_limited_by_model else ""
-    return less + more_time

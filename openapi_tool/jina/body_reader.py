@@ -19,7 +19,7 @@ from typing import cast
 
 import httpx
 
-from openapi_tool.jina.byte_semaphore import RequestContext
+from openapi_tool.jina.request_context import RequestContext
 from openapi_tool.protocol.errors import ResponseTooLarge, UpstreamUnavailable
 from openapi_tool.tools.deadlines import Deadline
 from openapi_tool.tools.inline_bounds import SMALL

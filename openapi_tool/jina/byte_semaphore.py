@@ -1,10 +1,10 @@
 """Limit of the memory that upstream responses use: a semaphore that counts bytes, with a reserve.
 
-Three objects take part:
+Many calls may read large pages at the same time. So a call takes memory for a large response, and waits while too
+little is free. It releases the memory once its result is stored. Two objects take part:
 
-- `ByteSemaphore`: the memory of the process; it grants bytes in the order in which calls ask for them.
-- `ResponseMemory`: what one call holds of it, from its first large response until its result is stored.
-- `RequestContext`: the part of that for one upstream request, with the facts of its response.
+- `ByteSemaphore`: the memory of the process, which calls take and give back;
+- `ResponseMemory`: what one call holds of it.
 
 Responses of up to 64 kB (`SMALL`) take no memory from the semaphore, so they never wait behind large ones.
 
@@ -22,57 +22,8 @@ import asyncio
 from collections import Counter, deque
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Self
-
-from openapi_tool.engine.call import Call
-from openapi_tool.protocol.attempts import MAX_ATTEMPTS, UpstreamAttempt
-from openapi_tool.tools.inline_bounds import SMALL
-
-# Bytes of memory per byte of a body, until its result is stored: parsed, rendered, as JSON, and in the driver. Python
-# stores a string with one, two or four bytes per character, as its widest character needs: one emoji makes 40 MB of a
-# page of 10 MB. Measured by scripts/answer_costs.py, and rounded up.
-_ASCII_FACTOR = 6
-_TWO_BYTE_FACTOR = 8
-_FOUR_BYTE_FACTOR = 14
-_FOUR_BYTE_MARKS = (*(bytes([first]) for first in range(0xF0, 0xF5)), rb"\ud", rb"\uD")
-"""Beginnings of characters that need four bytes: in UTF-8, and as escapes of JSON (half of a surrogate pair)."""
-
-
-def memory_of(body: bytes | bytearray) -> int:
-    """Return the bytes that a response needs until its result is stored."""
-    if body.isascii() and rb"\u" not in body:
-        factor = _ASCII_FACTOR
-    elif any(mark in body for mark in _FOUR_BYTE_MARKS):
-        factor = _FOUR_BYTE_FACTOR
-    else:
-        factor = _TWO_BYTE_FACTOR
-    return len(body) * factor
-
-
-def memory_to_hold(body: bytes | bytearray) -> int:
-    """Return the bytes to hold for a response: none for a small one, which takes less than counting it would cost."""
-    return memory_of(body) if len(body) > SMALL else 0
-
-
-def max_call_memory(max_response_bytes: int) -> int:
-    """Return the most that the responses of one call may need."""
-    return max_response_bytes * _FOUR_BYTE_FACTOR
-
-
-@dataclass(slots=True, eq=False)
-class _Waiter:
-    """A call that waits for `size` bytes more; `granted` is done once it has them."""
-
-    memory: ResponseMemory
-    size: int
-    granted: asyncio.Future[None]
-
-
-# Ranks of waiters: a lower one comes first. Waiters of one rank stay in their order.
-_HAS_RESERVE = 0
-_HOLDS_MEMORY = 1
-_HOLDS_MEMORY_AFTER_RESERVE = 2  # its project was the last that had the reserve, and could keep it for ever
-_HOLDS_NONE = 3
 
 
 class ByteSemaphore:
@@ -90,7 +41,7 @@ class ByteSemaphore:
         self._reserve_is_free = reserve_bytes > 0
         self._last_reserve_project: str | None = None
         self._waiting: deque[_Waiter] = deque()
-        self._held_by: Counter[str | None] = Counter()
+        self._held_by_project: Counter[str | None] = Counter()
 
     @property
     def waiting(self) -> int:
@@ -117,15 +68,14 @@ class ByteSemaphore:
             else:
                 with suppress(ValueError):
                     self._waiting.remove(waiter)
-                self._serve()
+                self._serve()  # others may have waited behind it
             raise
 
     def try_take(self, memory: ResponseMemory, size: int) -> bool:
         """Take `size` bytes more if that needs no wait; return whether it took them."""
-        if memory.has_reserve:
+        if memory.has_reserve:  # it covers all that the call may need
             return True
-        is_free = size <= self.free_bytes and self._within_share(memory, size)
-        if not is_free or self._must_queue(memory):
+        if not self._has_room(memory, size) or self._must_queue(memory):
             return False
         self._move(memory, size)
         return True
@@ -165,19 +115,6 @@ class ByteSemaphore:
             self._waiting.remove(waiter)
             waiter.granted.set_result(None)
 
-    def _grant(self, waiter: _Waiter) -> None:
-        """Give a waiter its bytes, or the reserve if so many are not free."""
-        memory = waiter.memory
-        if memory.has_reserve:  # it covers all that the call may need
-            return
-        if waiter.size <= self.free_bytes and self._within_share(memory, waiter.size):
-            self._move(memory, waiter.size)
-        else:
-            self._reserve_is_free = False
-            self._last_reserve_project = memory.project
-            memory.has_reserve = True
-            self._move(memory, -memory.held)
-
     def _next_waiter(self) -> _Waiter | None:
         """Return the next waiter that can have its memory now, if any; skip projects that have used up their share.
 
@@ -187,6 +124,7 @@ class ByteSemaphore:
         waiters = [waiter for waiter in self._waiting if not waiter.granted.done()]
         for waiter in sorted(waiters, key=self._rank):
             memory = waiter.memory
+            # A call can have the reserve and wait: it got that for another of its responses.
             if memory.has_reserve or (memory.held and self._reserve_is_free):
                 return waiter
             if memory.project not in blocked_projects and self._within_share(memory, waiter.size):
@@ -194,21 +132,38 @@ class ByteSemaphore:
             blocked_projects.add(memory.project)
         return None
 
-    def _rank(self, waiter: _Waiter) -> int:
+    def _rank(self, waiter: _Waiter) -> _Rank:
         memory = waiter.memory
         if memory.has_reserve:
-            return _HAS_RESERVE
+            return _Rank.HAS_RESERVE
         if not memory.held:
-            return _HOLDS_NONE
+            return _Rank.HOLDS_NONE
         had_reserve_last = memory.project is not None and memory.project == self._last_reserve_project
-        return _HOLDS_MEMORY_AFTER_RESERVE if had_reserve_last else _HOLDS_MEMORY
+        return _Rank.HOLDS_MEMORY_AFTER_RESERVE if had_reserve_last else _Rank.HOLDS_MEMORY
+
+    def _grant(self, waiter: _Waiter) -> None:
+        """Give a waiter its bytes, or the reserve if so many are not free."""
+        memory = waiter.memory
+        if memory.has_reserve:
+            return
+        if self._has_room(memory, waiter.size):
+            self._move(memory, waiter.size)
+        else:
+            self._reserve_is_free = False
+            self._last_reserve_project = memory.project
+            memory.has_reserve = True
+            self._move(memory, -memory.held)
+
+    def _has_room(self, memory: ResponseMemory, size: int) -> bool:
+        """Return whether `size` bytes are free, and within the share of the call's project."""
+        return size <= self.free_bytes and self._within_share(memory, size)
 
     def _within_share(self, memory: ResponseMemory, size: int) -> bool:
         """Return whether the project of a call may hold `size` bytes more.
 
         A project that holds nothing may exceed its share, or it could never load a large page.
         """
-        held = self._held_by[memory.project]
+        held = self._held_by_project[memory.project]
         return memory.project is None or not held or held + size <= self._share
 
     def _must_queue(self, memory: ResponseMemory) -> bool:
@@ -224,9 +179,27 @@ class ByteSemaphore:
         self.free_bytes -= size
         memory.held += size
         if memory.project is not None:
-            self._held_by[memory.project] += size
-            if not self._held_by[memory.project]:
-                del self._held_by[memory.project]
+            self._held_by_project[memory.project] += size
+            if not self._held_by_project[memory.project]:
+                del self._held_by_project[memory.project]
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    """A response that waits for `size` bytes more in the memory of its call; `granted` is done once it has them."""
+
+    memory: ResponseMemory
+    size: int
+    granted: asyncio.Future[None]
+
+
+class _Rank(IntEnum):
+    """What the call of a waiter has. A lower rank comes first; waiters of one rank stay in their order."""
+
+    HAS_RESERVE = 0
+    HOLDS_MEMORY = 1
+    HOLDS_MEMORY_AFTER_RESERVE = 2  # its project was the last that had the reserve, and could keep it for ever
+    HOLDS_NONE = 3
 
 
 class ResponseMemory:
@@ -257,72 +230,18 @@ class ResponseMemory:
         if not self._users:
             self._semaphore.give_all(self)
 
+    async def take(self, size: int) -> None:
+        """Wait until the call holds `size` bytes more."""
+        await self._semaphore.take(self, size)
+
+    def try_take(self, size: int) -> bool:
+        """Take `size` bytes more if that needs no wait; return whether it took them."""
+        return self._semaphore.try_take(self, size)
+
+    def give(self, size: int) -> None:
+        """Release `size` bytes."""
+        self._semaphore.give(self, size)
+
     def release_all_but(self, size: int) -> None:
         """Release all but `size` bytes."""
         self._semaphore.release_all_but(self, size)
-
-    def for_request(self, call: Call) -> RequestContext:
-        """Return a context for one more upstream request of the call."""
-        return RequestContext(call, self, self._semaphore)
-
-
-class RequestContext:
-    """One upstream request of `call`, retries included.
-
-    It holds memory for the response of the current attempt, and knows:
-
-    - `body_bytes`: bytes of its body so far;
-    - `http_status`: its HTTP status, None until it arrives.
-    """
-
-    def __init__(self, call: Call, memory: ResponseMemory, semaphore: ByteSemaphore) -> None:
-        self.call = call
-        self._memory = memory
-        self._semaphore = semaphore
-        self._held = 0
-        self.body_bytes = 0
-        self.http_status: int | None = None
-
-    def record_attempt(self, attempt: UpstreamAttempt) -> None:
-        """Record in the call that a request is sent now."""
-        self.http_status = None
-        if len(self.call.attempts) < MAX_ATTEMPTS:
-            self.call.attempts.append(attempt)
-
-    def record_permit_wait(self, begin: float, end: float) -> None:
-        """Record a wait for a permit in the call; begin and end are seconds of the monotonic clock."""
-        if len(self.call.permit_waits) < MAX_ATTEMPTS:
-            self.call.permit_waits.append((begin, end))
-
-    async def hold(self, size: int) -> None:
-        """Hold `size` bytes in place of those held before. If that is more, wait until they are free."""
-        if size > self._held:
-            await self._semaphore.take(self._memory, size - self._held)
-        elif size < self._held:
-            self._semaphore.give(self._memory, self._held - size)
-        self._held = size
-
-    def try_hold(self, size: int) -> bool:
-        """Hold at least `size` bytes if that needs no wait; return whether it does."""
-        if size > self._held and not self._semaphore.try_take(self._memory, size - self._held):
-            return False
-        self._held = max(size, self._held)
-        return True
-
-    def add_body_bytes(self, size: int) -> None:
-        """Count body bytes of this response."""
-        self.body_bytes += size
-        self._memory.body_bytes += size
-
-    @property
-    def call_body_bytes(self) -> int:
-        """Body bytes of all responses of the call."""
-        return self._memory.body_bytes
-
-    def clear(self) -> None:
-        """Release the memory and reset the body bytes, before a retry."""
-        self._memory.body_bytes -= self.body_bytes
-        self.body_bytes = 0
-        if self._held:
-            self._semaphore.give(self._memory, self._held)
-            self._held = 0

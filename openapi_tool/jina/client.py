@@ -1,7 +1,8 @@
 """HTTP client of the upstream: sends one request and returns what its response says.
 
-`body_reader.py` reads the bytes of a response. Their meaning (`response.py`) is read in a worker process, or in the
-event loop if that is cheap. `network_failures.py` has the errors of requests that got no response.
+`attempts.py` calls it once for each attempt. `body_reader.py` receives the bytes of the body, and `response.py` reads
+what they say: in a worker process, or in the event loop if that is cheap. `network_failures.py` has the errors of
+requests that got no response.
 """
 
 from __future__ import annotations
@@ -18,15 +19,16 @@ from pydantic import SecretStr
 from openapi_tool.concurrency.long_steps import without_other_long_steps
 from openapi_tool.isolation.pool import PoolBusy, TaskKilled, WorkerPool
 from openapi_tool.jina.body_reader import PACE_S, BodyReader
-from openapi_tool.jina.byte_semaphore import RequestContext, memory_to_hold
 from openapi_tool.jina.failures import too_late
+from openapi_tool.jina.memory_estimates import memory_to_hold
 from openapi_tool.jina.network_failures import network_failure, no_free_file
 from openapi_tool.jina.request import UpstreamRequest
+from openapi_tool.jina.request_context import RequestContext
 from openapi_tool.jina.response import MayHoldSecret, Received, UpstreamResult, read_response, unread_failure
 from openapi_tool.jina.response_task import READ_RESPONSE, response_result, response_task
 from openapi_tool.jina.transport import ON_CONNECTED, PROJECT
 from openapi_tool.open_files import is_out_of_files
-from openapi_tool.protocol.errors import ResponseTooLarge, ToolTimeout
+from openapi_tool.protocol.errors import ResponseTooLarge, ToolError, ToolTimeout
 from openapi_tool.protocol.payload import Payload
 from openapi_tool.tools.deadlines import Deadline
 from openapi_tool.tools.inline_bounds import LONG_BODY_BYTES, body_fits_inline
@@ -38,7 +40,7 @@ class JinaClient:
     """Client of the upstream.
 
     - `max_response_bytes` limits the responses of one call together.
-    - `pool` reads responses whose reading may be costly; without a pool this process reads all.
+    - `pool` has the worker processes; without a pool this process reads all responses itself.
     - Only tests pass `pace_s` (`body_reader.PACE_S`).
     """
 
@@ -62,7 +64,7 @@ class JinaClient:
         context: RequestContext,
         on_connected: Callable[[], None] | None = None,
     ) -> UpstreamResult:
-        """Send a request, read its response and return the outcome. Raises ToolError if the request failed.
+        """Send a request once, and return what its response says. Raises ToolError if the request failed.
 
         `on_connected` is called once the request has a connection; from then on the request counts as sent. At the end
         `context` holds the memory that the response needs until its result is stored.
@@ -84,6 +86,10 @@ class JinaClient:
         except httpx.TransportError as error:
             raise network_failure(error, host) from error
         await response.aclose()
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        await self._transport.aclose()
 
     async def _exchange(
         self,
@@ -126,12 +132,14 @@ class JinaClient:
                 return read_response(body, request.expected, received)
             if body_fits_inline(body, len(received.secrets)):
                 await without_other_long_steps(len(body), LONG_BODY_BYTES)
-                with suppress(MayHoldSecret):  # then a worker reads it: masking takes longer
+                try:
                     return read_response(body, request.expected, received, inline=True)
+                except MayHoldSecret:
+                    pass  # a worker reads it, as masking may take long
             answer = await self._read_in_worker(self._pool, body, request, received, deadline, context)
         finally:
-            # Free the bytes now: a traceback would keep them while a retry waits. If a task was given up, its socket,
-            # which is closing, may still refer to them, and they cannot be freed.
+            # Free the bytes now: if the request failed, a traceback would keep them while a retry waits. They cannot be
+            # freed while the closing socket of a task that was given up still refers to them.
             with suppress(BufferError):
                 body.clear()
         await without_other_long_steps(answer.size)
@@ -146,35 +154,40 @@ class JinaClient:
         deadline: Deadline,
         context: RequestContext,
     ) -> Payload:
+        """Return the answer of the worker that read the body. Raises ToolError."""
         task = response_task(body, request.expected, received)
         try:
             return await pool.run(READ_RESPONSE, task, project=context.call.project or "", wait_s=deadline.remaining())
         except TaskKilled:
-            raise unread_failure(request.expected, received) or ResponseTooLarge(
-                "The response takes too much time or memory to read; ask for less: fewer results, no lists of links or "
-                "images, a target_selector, or another page."
-            ) from None
+            raise _given_up(request, received) from None
         except PoolBusy:
             raise ToolTimeout(
                 "This service was too busy to read the response within the time of this call; call again."
             ) from None
 
-    async def aclose(self) -> None:
-        """Close every connection."""
-        await self._transport.aclose()
-
 
 def _received(response: httpx.Response, context: RequestContext) -> Received:
-    """Return what the reading of a body needs of its response, with the secrets to mask in it."""
+    """Return what `read_response` needs of a response beside its body."""
     secrets = frozenset(secret.get_secret_value() for secret in context.call.secrets_sent)
     return Received(response.status_code, response.headers.get("retry-after"), secrets)
+
+
+def _given_up(request: UpstreamRequest, received: Received) -> ToolError:
+    """Return the error of a response whose worker process was killed: it took too much time or memory."""
+    failure = unread_failure(request.expected, received)
+    if failure is not None:
+        return failure
+    return ResponseTooLarge(
+        "The response takes too much time or memory to read; ask for less: fewer results, no lists of links or images, "
+        "a target_selector, or another page."
+    )
 
 
 def _outgoing(request: UpstreamRequest, api_key: SecretStr, extensions: dict[str, Any]) -> httpx.Request:
     """Return the request for the transport, with its key.
 
-    All headers are given here, and the body as a stream: from `content` httpx would derive headers, and for that copy
-    and search the others several times.
+    To save CPU, all headers are given here, and the body as a stream. From `content`, httpx would derive the headers of
+    the body, and for that copy and search all others several times.
     """
     url = _url(request.host, request.target)
     body = request.body or b""

@@ -105,7 +105,9 @@ _SITE = re.compile(
     (?P<host>[^/?#\\\s]*?)\.?(?::[0-9]*)?(?P<rest>[/?#\\\s].*)?""",
     re.IGNORECASE | re.VERBOSE | re.DOTALL,
 )
+"""A site as it may be written. Of `-site:https://example.com:443/a` the host is `example.com`, and the rest `/a`."""
 _NOT_IN_SITE = re.compile(r"[\s,;|\[\]()\"']")  # characters that no name of a site contains
+# Days of a period of the argument `recency`.
 _RECENCY_DAYS = {"day": 1, "week": 7, "month": 30, "year": 365}
 
 
@@ -125,7 +127,8 @@ def excluded_sites(value: Any) -> str:
     """Return operators of the query, such as `-site:a.com -site:b.com`."""
     given = sites(value)
     names = [given] if isinstance(given, str) else given
-    return " ".join(f"{EXCLUDED}{name}" for name in names)
+    operators = [f"{EXCLUDED}{name}" for name in names]
+    return " ".join(operators)
 
 
 def site_of(address: str) -> str:
@@ -179,14 +182,17 @@ _LANGUAGE = re.compile(r"[A-Za-z]{2,3}(?:[-_][A-Za-z0-9]{2,8})*")
 def country(value: Any) -> str:
     """Take the code of a country."""
     code: str = text(10)(value).lower()
-    return "gb" if code == "uk" else code
+    return "gb" if code == "uk" else code  # the code of ISO 3166
 
 
 def language(value: Any) -> str:
     """Take the code of a language; keep a region only if the upstream distinguishes it: `de` for `de-AT`."""
     code: str = text(20)(value).lower().replace("_", "-")
     code = _SCRIPTS.get(code, code)
-    return code if code in _REGIONAL else code.partition("-")[0] or code
+    if code in _REGIONAL:
+        return code
+    without_region = code.partition("-")[0]
+    return without_region or code
 
 
 # Doubts of the linter about texts that a converter takes (`Parameter.doubt`).
@@ -209,6 +215,7 @@ def no_whole_site(site: str) -> str:
 
 # Parameters of a page that only an operator sets.
 
+# For example `de` or `auto+`.
 _PROXY = re.compile(r"(auto|any|none|[a-z]{2})\+?", re.IGNORECASE)
 _CHUNKINGS = ("true", "h1", "h2", "h3", "h4", "h5", "structured", "s1", "s2", "s3", "s4", "s5")
 _MAX_PIXELS = 16_384  # width or height of a viewport, by the upstream

@@ -99,16 +99,20 @@ def is_cookie_banner(title: str, lines: Sequence[str]) -> bool:
     """
     stripped = [line.strip(_LIST_MARKS) for line in lines]
     lines = [line for line in stripped if line and line != title]
-    size = sum(map(len, lines))
-    if size > MAX_CHARS or _NOT_A_BANNER.search(title):
+    chars = sum(map(len, lines))
+    if chars > MAX_CHARS or _NOT_A_BANNER.search(title):
         return False
     buttons = [line for line in lines if len(line) <= _MAX_BUTTONS_CHARS and _BUTTONS.fullmatch(line)]
     texts = [line for line in lines if line not in buttons]
     if not any(map(_HAS_CHOICE.search, buttons)) or not any(map(_REQUEST.match, texts)):
         return False
-    other = sum(len(line) for line in texts if not _ABOUT.search(line))
-    return other <= min(_MAX_OTHER_CHARS, _MAX_OTHER_SHARE * size) and not _is_heading_of_policy(lines[0])
+    other_chars = sum(len(line) for line in texts if not _ABOUT.search(line))
+    if other_chars > min(_MAX_OTHER_CHARS, _MAX_OTHER_SHARE * chars):
+        return False
+    return not _is_heading_of_policy(lines[0])
 
 
 def _is_heading_of_policy(line: str) -> bool:
-    return len(line) <= _MAX_HEADING_CHARS and _POLICY.search(line) is not None and not _REQUEST.match(line)
+    if len(line) > _MAX_HEADING_CHARS or _REQUEST.match(line):
+        return False
+    return _POLICY.search(line) is not None

@@ -10,8 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from openapi_tool.jina.batches import item_arguments, item_problems
-from openapi_tool.jina.endpoints import ENDPOINTS, endpoint_of
-from openapi_tool.jina.parameters import REFUSED, secret_problem
+from openapi_tool.jina.endpoints import endpoint_of
+from openapi_tool.jina.parameter_hints import with_hint
+from openapi_tool.jina.parameters import secret_problem
 from openapi_tool.jina.resolved_parameters import (
     IGNORED_HEADERS,
     examine_parameters,
@@ -30,14 +31,12 @@ from openapi_tool.tools.arguments import (
     is_identity,
     takes_cursor,
 )
-from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition, upstream_path
 from openapi_tool.tools.lint import ARGS_PATH, PROPERTIES_PATH, LintLimits, lint_general, value_fits
 from openapi_tool.tools.placeholders import is_template, texts_in
 from openapi_tool.tools.problems import Path, Problem
 from openapi_tool.tools.result_request import request_problems, requested_cursor, tokens_problems
 from openapi_tool.tools.schema import visible_schema
-from openapi_tool.tools.wording import any_of, did_you_mean
 from openapi_tool.tools.yaml_source import Source
 
 
@@ -78,7 +77,7 @@ class _SampleCalls:
     """Sample calls of one definition in a file.
 
     - `document`: the file; `definition`: what was read of it.
-    - `limits`, `rules`: those of the settings.
+    - `limits`, `url_policy`: those of the settings.
     - `built_in`, `endpoint`: the built-in tool and the endpoint that its calls use.
     - `upstream_path`: path of the upstream's section in the file, which may have a legacy name. `upstream` is that
       section.
@@ -88,12 +87,12 @@ class _SampleCalls:
     """
 
     def __init__(
-        self, document: Mapping[str, Any], definition: ToolDefinition, limits: LintLimits, rules: UrlPolicy
+        self, document: Mapping[str, Any], definition: ToolDefinition, limits: LintLimits, url_policy: UrlPolicy
     ) -> None:
         self.document = document
         self.definition = definition
         self.limits = limits
-        self.rules = rules
+        self.url_policy = url_policy
         self.built_in = definition.built_in
         self.endpoint = endpoint_of(definition)
         self.upstream_path = upstream_path(object_at(document, "options"))
@@ -105,6 +104,17 @@ class _SampleCalls:
     def problems(self) -> Iterator[Problem]:
         """Yield the problems of what the operator set, then those of the arguments that the model is shown."""
         yield from self._operator_problems()
+        yield from self._set_text_problems()
+        for name, rule in self.shown.items():
+            if not is_identity(name):
+                yield from self._argument_problems(name, as_object(rule), (*PROPERTIES_PATH, name))
+        yield from self._same_parameter_problems()
+        if object_at(self.document, "parameters"):
+            yield from self._open_schema_problems()
+            yield from self._main_argument_problems()
+
+    def _set_text_problems(self) -> Iterator[Problem]:
+        """Yield the problems of addresses and other texts that the definition sets."""
         for group in ("defaults", "fixed"):
             for name, value in getattr(self.definition, group).items():
                 yield from self._address_problems(name, (*ARGS_PATH, group, name), self.bare_call.values.get(name))
@@ -115,13 +125,6 @@ class _SampleCalls:
             path = self._path_in_file(("options", "jina", "params", name))
             yield from self._address_problems(name, path, value)
             yield from self._doubtful_texts(name, path, value)
-        for name, rule in self.shown.items():
-            if not is_identity(name):
-                yield from self._argument_problems(name, as_object(rule), (*PROPERTIES_PATH, name))
-        yield from self._same_parameter_problems()
-        if object_at(self.document, "parameters"):
-            yield from self._open_schema_problems()
-            yield from self._main_argument_problems()
 
     def _operator_problems(self) -> Iterator[Problem]:
         """Yield the problems of headers, parameters and values that the operator set."""
@@ -135,12 +138,13 @@ class _SampleCalls:
             Problem(path, f"is no parameter of a {self.definition.operation.name} tool") for path in found.unknown
         ]
         for problem in (*found.operator_problems, *found.invalid, *unknown):
-            yield self._with_hint(replace(problem, path=self._path_in_file(problem.path)))
+            in_file = replace(problem, path=self._path_in_file(problem.path))
+            yield with_hint(in_file, self.built_in, self.endpoint)
         yield from self._upstream_time(found.parameters)
-        yield from self._value_problems()
+        yield from self._own_argument_problems()
 
-    def _value_problems(self) -> Iterator[Problem]:
-        """Check values of `args` that are no parameters of the upstream."""
+    def _own_argument_problems(self) -> Iterator[Problem]:
+        """Check the values of `args` that the upstream does not get: items of a batch, and `max_result_tokens`."""
         name = self.built_in.list_argument
         wrong = item_problems(self.definition, self.bare_call, self.limits.tools.max_batch_items) if name else []
         if not is_template_of_tokens(self.definition):
@@ -161,12 +165,12 @@ class _SampleCalls:
                 yield from self._address_problems(name, (*path, place), item)
         elif isinstance(value, str) and value.strip():
             try:
-                self.endpoint.check_url(value, self.rules)
+                self.endpoint.check_url(value, self.url_policy)
             except (BadRequest, TargetRefused) as refusal:
                 yield Problem(path, refusal.message.removeprefix("url: "))
 
     def _doubtful_texts(self, name: str, path: Path, value: Any) -> Iterator[Problem]:
-        """Check texts that the upstream would not understand; a text with a placeholder is not known yet."""
+        """Yield the texts that the upstream would probably not understand; one with a placeholder is not known yet."""
         parameter = self.endpoint.find(name)
         if parameter is None or parameter.doubt is None:
             return
@@ -186,45 +190,6 @@ class _SampleCalls:
         _, _, group, name = path
         in_defaults = group == "params" and name not in object_at(self.upstream, "params")
         return (*self.upstream_path, "defaults" if in_defaults else group, name)
-
-    def _with_hint(self, problem: Problem) -> Problem:
-        """Return the problem of a name with what to do: another place for it, another tool, or a similar name."""
-        return replace(problem, message=problem.message + self._hint(problem))
-
-    def _hint(self, problem: Problem) -> str:
-        name = str(problem.path[-1])
-        parameter = self.endpoint.find(name)
-        if parameter and not parameter.model and problem.path[:2] == PROPERTIES_PATH:
-            return "; an operator may set it in options.jina.params"
-        reason = REFUSED.get(fold(name))
-        if reason:
-            return "" if reason in problem.message else f": {reason}"
-        if parameter:
-            return ""
-        is_header = "headers" in problem.path
-        without_x = self.endpoint.find(name[2:]) if is_header and name.lower().startswith("x-") else None
-        if without_x:
-            return f"; set {without_x.name!r} in options.jina.params"
-        other_tools = self._tools_that_take(name)
-        if other_tools:
-            return f"; it is one of {other_tools}"
-        return did_you_mean(name, self._known_headers() if is_header else self._known_names()) or "; take it out"
-
-    def _tools_that_take(self, name: str) -> str:
-        """Return other tools that take an argument or a parameter: `'jina.read'`, `a reader tool`; empty for none."""
-        tools = [tool.name for tool in CATALOGUE.values() if name in tool.arguments.model_fields]
-        if tools:
-            return any_of(tools)
-        for operation, endpoint in ENDPOINTS.items():
-            if endpoint.find(name):
-                return f"a {operation} tool"
-        return ""
-
-    def _known_headers(self) -> list[str]:
-        return [entry.header for entry in self.endpoint.parameters if entry.header]
-
-    def _known_names(self) -> list[str]:
-        return [*self.built_in.arguments.model_fields, *(entry.name for entry in self.endpoint.parameters)]
 
     def _upstream_time(self, parameters: Mapping[str, Any]) -> Iterator[Problem]:
         """Check the upstream's `timeout`, which applies to each of its stages."""
@@ -248,7 +213,7 @@ class _SampleCalls:
         unknown = self._refusals(name, ["a"] if of_list else None)
         if unknown:
             for problem in unknown:
-                yield self._with_hint(replace(problem, path=path))
+                yield with_hint(replace(problem, path=path), self.built_in, self.endpoint)
             return
         for where, values in samples(rule, of_list=of_list):
             tried = values
@@ -279,7 +244,7 @@ class _SampleCalls:
 
         A value that the argument's own schema refuses has none, unless `unfit`.
         """
-        items = self.built_in.list_argument
+        items = self.built_in.list_argument  # each sample call needs some, and a cursor if it searches a stored text
         given: dict[str, Any] = {items: ["a"]} if items else {}
         if self.paginates and name in (FIND, QUESTION):
             given[CURSOR] = "a"

@@ -1,6 +1,7 @@
-"""Egress filter: no request leaves with another destination, header or form than is listed here. TLS settings.
+"""Egress filter: a request leaves only for the hosts that are listed here, and only with these headers. TLS settings.
 
-The other modules build only allowed requests. The filter checks each again, so that no defect there sends another.
+The other modules build only allowed requests. The filter checks each of them once more, so that no defect there can
+send another one.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ _CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
 
 
 class EgressRefused(Exception):
-    """Request that must not be sent; raising it means a defect."""
+    """A request must not be sent. Some other module has a defect, as it built that request."""
 
 
 class EgressTransport(httpx.AsyncBaseTransport):
-    """Checks every request before the inner transport sends it; tests replace the inner transport."""
+    """Checks every request before `inner` sends it."""
 
     def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
         self._inner = inner
@@ -54,6 +55,7 @@ class EgressTransport(httpx.AsyncBaseTransport):
 
 
 def _check_headers(headers: Sequence[tuple[bytes, bytes]]) -> None:
+    """Raise EgressRefused if a header is not allowed, or has a value that could end it and begin another one."""
     names = [name.lower() for name, _ in headers]
     if not _ALLOWED_NAMES.issuperset(names):
         unknown = [name.decode("latin-1") for name in names if name not in _ALLOWED_NAMES]
@@ -83,10 +85,10 @@ def tls_context(extra_ca_file: str | None) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_verify_locations(certifi.where())
     if extra_ca_file:
-        # OpenSSL would wait for the end of a file such as /proc/kmsg.
-        found = read_regular_file(extra_ca_file, MAX_CERTIFICATES_BYTES)
+        # Not read by OpenSSL, which would wait for ever for the end of a file such as /proc/kmsg.
+        certificates = read_regular_file(extra_ca_file, MAX_CERTIFICATES_BYTES)
         try:
-            context.load_verify_locations(cadata=found.decode("ascii", "ignore"))  # comments may have any bytes
+            context.load_verify_locations(cadata=certificates.decode("ascii", "ignore"))  # comments may have any bytes
         except ValueError as error:
             raise ssl.SSLError(str(error)) from error  # OpenSSL's ValueError for an empty text
     return context

@@ -1,7 +1,10 @@
 """Rules: which error a failed response of the upstream becomes, and what its message says (jina-api section 4).
 
-`failures.py` chooses the rule of a response. The rules here hold for all operations. `Failures` has what one operation
-adds to them; `response.py` has the `Failures` of search and reader.
+`rule_choice.py` chooses the rule of a response. RULES holds for all operations, and `Failures` has what one operation
+adds to that: SEARCH_FAILURES and READER_FAILURES.
+
+A rule is chosen by a status. An error body has two: `code`, which is the HTTP status, and `status`. That one may have
+five digits, an HTTP status and two digits more, and then tells the cause.
 """
 
 from __future__ import annotations
@@ -14,11 +17,11 @@ from dataclasses import dataclass, field, replace
 from openapi_tool.protocol import errors
 from openapi_tool.protocol.errors import ToolError
 
-# Maximum retries of a request, by the kind of failure.
+# How often a request is sent again at most, by the kind of failure.
 ONCE = 1  # it failed by chance: a second failure probably has a lasting cause
 SOME = 3  # the service is busy, which passes
 
-MIN_FIVE_DIGIT_STATUS = 10_000  # a smaller `status` in a body is an HTTP status
+MIN_FIVE_DIGIT_STATUS = 10_000  # a smaller `status` in a body is an HTTP status, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ class Failures:
 
 
 COMMON_FAILURES = Failures()
-"""Of an operation that adds nothing."""
+"""For an operation that adds nothing."""
 
 _BUSY = "The service is overloaded or restarting; try again in a moment."
 _ACCOUNT = "The operator's account does not allow this request; it will not work until an operator acts."
@@ -91,7 +94,7 @@ _BY_FIVE_DIGIT_STATUS: Mapping[int, Rule] = {
     42205: Rule(errors.UpstreamUnavailable, "A service behind the search failed; try again.", max_retries=SOME),
     45102: Rule(errors.TargetRefused, "This address may not be read (private, local or blocked); use a public page."),
 }
-"""By the `status` in the body of an error, if that has five digits: an HTTP status, and two digits more."""
+"""By the `status` in the body of an error, if that has five digits."""
 
 _BY_HTTP_STATUS: Mapping[int, Rule] = {
     400: Rule(errors.BadRequest, "The request was refused; correct the arguments and call again."),
@@ -127,10 +130,43 @@ RULES: Mapping[int, Rule] = {**_BY_FIVE_DIGIT_STATUS, **_BY_HTTP_STATUS}
 """Rules of all operations by status; the two kinds of status have no number in common."""
 
 
-def worded(messages: Mapping[int, str]) -> dict[int, Rule]:
+def _reworded(messages: Mapping[int, str]) -> dict[int, Rule]:
     """Return the rules of these statuses in RULES, each with another message."""
     return {status: replace(RULES[status], message=message) for status, message in messages.items()}
 
+
+SEARCH_FAILURES = Failures(
+    _reworded({524: "The service took too long; ask for less (fewer results, no page content)."}),
+    nothing_found="No search results available",
+    texts={
+        "No content available for query": "No page of the results could be read; search without page content, then "
+        "read single pages."
+    },
+)
+
+_PAGE_TOO_LARGE = Rule(
+    errors.UpstreamRejected,
+    "The page or file is too large for the service; use another source.",
+    remedy=("pdf_page", "If it is a PDF, a single page of it, chosen with pdf_page, may be readable."),
+)
+READER_FAILURES = Failures(
+    {
+        413: _PAGE_TOO_LARGE,
+        41302: _PAGE_TOO_LARGE,
+        **_reworded(
+            {
+                408: "The page did not answer in time; try again later or use another source.",
+                422: "The page could not be read; check the address or use another source.",
+                431: "The address is too long; use a shorter one.",
+                500: "The service failed at this page; try again in a moment, or use another source.",
+            }
+        ),
+    },
+    causes={
+        "net::ERR_ABORTED": "The service could not open this, which is probably only offered for download; use another "
+        "source."
+    },
+)
 
 REDIRECT = Rule(
     errors.UpstreamRejected,
@@ -160,32 +196,35 @@ def _transient(message: str) -> Rule:
     return Rule(errors.UpstreamUnavailable, f"{message}; try again later or use another source.", max_retries=ONCE)
 
 
-TRANSIENT: Sequence[tuple[re.Pattern[str], Rule]] = tuple(
-    (re.compile(pattern, re.IGNORECASE | re.VERBOSE), _transient(message))
-    for pattern, message in (
-        (
-            r"""\bproxy\ (?:handshake|connect|error|fail|tunnel) | (?:resolve|from)\ proxy | connect\ tunnel\ failed
-            | net::ERR_(?:PROXY|TUNNEL|SOCKS)_CONNECTION_FAILED | net::ERR_(?:NETWORK_CHANGED|INTERNET_DISCONNECTED)
-            | (?:target|session|page)\ (?:closed|crashed) | detached\ frame | frame\ was\ detached
-            | context\ was\ destroyed | browser\ has\ disconnected | no\ provider\ can\ do
-            | requesting\ main\ frame\ too\ early | EAI_AGAIN""",
-            "A part of the service failed",
-        ),
-        (
-            r"""connection\ (?:was\ )?refused | ECONNREFUSED | (?:failed\ to|could\ not|couldn't)\ connect
-            | net::ERR_(?:CONNECTION_(?:REFUSED|FAILED)|ADDRESS_UNREACHABLE)""",
-            "The server refused the connection, or cannot be reached",
-        ),
-        (
-            r"""connection\ (?:was\ )?(?:reset|closed|aborted) | ECONNRESET | EPIPE | broken\ pipe | socket\ hang\ up
-            | empty\ reply\ from\ server | (?:send|recv)\ failure | failure\ when\ receiving | transfer\ closed\ with
-            | partial\ file | not\ closed\ cleanly | did\ not\ return\ a\ body
-            | net::ERR_(?:\w*CONNECTION|EMPTY_RESPONSE|INCOMPLETE_CHUNKED|CONTENT_LENGTH_MISMATCH|(?:HTTP2|QUIC)_)""",
-            "The server broke the connection",
-        ),
-    )
+_TRANSIENT_PATTERNS = (
+    (
+        # Of the upstream itself: its proxies and its browser.
+        r"""\bproxy\ (?:handshake|connect|error|fail|tunnel) | (?:resolve|from)\ proxy | connect\ tunnel\ failed
+        | net::ERR_(?:PROXY|TUNNEL|SOCKS)_CONNECTION_FAILED | net::ERR_(?:NETWORK_CHANGED|INTERNET_DISCONNECTED)
+        | (?:target|session|page)\ (?:closed|crashed) | detached\ frame | frame\ was\ detached
+        | context\ was\ destroyed | browser\ has\ disconnected | no\ provider\ can\ do
+        | requesting\ main\ frame\ too\ early | EAI_AGAIN""",
+        "A part of the service failed",
+    ),
+    (
+        r"""connection\ (?:was\ )?refused | ECONNREFUSED | (?:failed\ to|could\ not|couldn't)\ connect
+        | net::ERR_(?:CONNECTION_(?:REFUSED|FAILED)|ADDRESS_UNREACHABLE)""",
+        "The server refused the connection, or cannot be reached",
+    ),
+    (
+        r"""connection\ (?:was\ )?(?:reset|closed|aborted) | ECONNRESET | EPIPE | broken\ pipe | socket\ hang\ up
+        | empty\ reply\ from\ server | (?:send|recv)\ failure | failure\ when\ receiving | transfer\ closed\ with
+        | partial\ file | not\ closed\ cleanly | did\ not\ return\ a\ body
+        | net::ERR_(?:\w*CONNECTION|EMPTY_RESPONSE|INCOMPLETE_CHUNKED|CONTENT_LENGTH_MISMATCH|(?:HTTP2|QUIC)_)""",
+        "The server broke the connection",
+    ),
 )
-"""Rules of errors that pass, by the text of a 422: errors of the upstream's browser, curl and proxies.
+"""Parts of error messages of the upstream's browser, curl and proxies, such as `net::ERR_CONNECTION_REFUSED`."""
 
-The first that matches counts. Errors of TLS and name resolution are missing, since they last.
+TRANSIENT: Sequence[tuple[re.Pattern[str], Rule]] = tuple(
+    (re.compile(pattern, re.IGNORECASE | re.VERBOSE), _transient(message)) for pattern, message in _TRANSIENT_PATTERNS
+)
+"""Rules of errors that pass, by the text of a 422. The first that matches counts.
+
+Errors of TLS and name resolution are missing, since they last.
 """

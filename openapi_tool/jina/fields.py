@@ -1,7 +1,8 @@
 """Reads the fields of a page or a search result in an upstream response, each within its limit (tool-design section 3).
 
-A field may have any type and any length. It is cut before it is searched or changed, so its length does not matter;
-only the body of a page stays whole. Links to hosts that the operator denies are left out and counted.
+The output of a call is made from them. A field may have any type and any length. It is cut before it is searched or
+changed, so its length does not matter; only the body of a page stays whole. Links to hosts that the operator denies are
+left out and counted.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _JOINED_PAIR = re.compile(r"(.*?),([a-z][a-z0-9+.-]*:.*)", re.DOTALL)  # `text,h
 _MAX_PAIR_CHARS = MAX_CHARS + MAX_URL_CHARS  # limits the time of _JOINED_PAIR
 _URLS = frozenset({"url", "imageUrl"})
 _NUMBERS = (int, float)
-_PLAIN = (str, *_NUMBERS)  # constants: `isinstance` with `str | int | float` would create that union for each field
+_TEXT_OR_NUMBER = (str, *_NUMBERS)  # `isinstance` with `str | int | float` would create that union for each field
 
 
 class FieldReader:
@@ -52,7 +53,7 @@ class FieldReader:
 
     def line(self, value: Any, chars: int = MAX_CHARS) -> str:
         """Return a text or number in one line, and an empty text for any other value."""
-        if not isinstance(value, _PLAIN):
+        if not isinstance(value, _TEXT_OR_NUMBER):
             return ""
         return one_line(self.denied.without(self._short(str(value), chars)))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 _MARKS = (("](blob:", ")"), ("](data:image/", ")"), ('src="data:image/', '"'), ("src='data:image/", "'"))
-"""Marks, the beginnings of inline images, each with what ends its address: in Markdown, and in the HTML of an image."""
+"""*Marks*, by which inline images are found, each with what ends the address: in Markdown, and in HTML."""
 
 _MAX_DROPPED = 10_000  # addresses of one text, for each mark
 # Parts of a `data:` address: a parameter of its type, such as `;charset=utf-8`, and the further lines of broken base64.
@@ -49,9 +49,11 @@ def _without_inline_images(text: str) -> str:
 def without_inline_data(text: str) -> str:
     """Return a text with `data:TYPE,…` for each long `data:` address, wherever it is: `srcset`, `url(…)`, a reference.
 
-    The address begins with `data:` or `DATA:`. Nobody mixes the cases, and to look for that would take longer.
+    Only texts with `data:` or `DATA:` are searched. Nobody mixes the cases, and to look for that would take longer.
     """
-    return _LONG_DATA.sub(_shortened, text) if "data:" in text or "DATA:" in text else text
+    if "data:" not in text and "DATA:" not in text:
+        return text
+    return _LONG_DATA.sub(_shortened, text)
 
 
 def _shortened(address: re.Match[str]) -> str:
@@ -63,7 +65,7 @@ def _drop_addresses(text: str, mark: str, closing: str) -> str:
 
     `](blob:…)` becomes `]`, and `src="data:image/…"` becomes `src=""`.
     """
-    in_markdown = mark[0] == "]"
+    in_markdown = mark.startswith("]")
     kept = len("]") if in_markdown else len('src="')  # characters of the mark that stay
     dropped_after = len(")") if in_markdown else 0  # characters of `closing` that go
     pieces: list[str] = []
@@ -75,13 +77,13 @@ def _drop_addresses(text: str, mark: str, closing: str) -> str:
         if start < 0:
             break
         behind_mark = start + len(mark)
-        if end < behind_mark:  # else the one that was found last is still the next one
+        if end < behind_mark:  # else that one is still the next, as the search has passed over a mark
             end = text.find(closing, behind_mark)
         if end < 0:
             break
         line_end = text.find("\n", start, end)
         if line_end >= 0:
-            search_from = line_end  # no address that begins later on this line ends on it either
+            search_from = line_end  # no address that begins later on this line ends on this line either
             continue
         pieces.append(text[copied_until : start + kept])
         copied_until = search_from = end + dropped_after

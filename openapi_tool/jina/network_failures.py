@@ -1,4 +1,8 @@
-"""Failures of the way to the upstream: errors for the model, and causes in plain words for the operator."""
+"""Failures of requests that got no response which could be read: the connection failed, or what came was refused.
+
+For each, the model gets an error. If a connection failed, the log tells the operator the cause, in plain words. Neither
+quotes the exception, whose text may contain addresses.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +28,11 @@ _CAUSES: tuple[tuple[type[BaseException], str], ...] = (
     (httpx.ReadTimeout, "no response in time"),
     (httpx.ConnectError, "no connection"),
 )
-"""Causes by exception. The first counts whose exception is in the chain of causes; more precise ones come first."""
+"""Causes by exception. The first whose exception is in the chain of causes counts, so precise ones come first."""
 
 
 def network_failure(error: httpx.TransportError, host: str) -> ToolError:
-    """Return the error for the model, and log the cause for the operator.
-
-    The library's own text is in neither, since it may contain addresses.
-    """
+    """Return the error for the model; log why a connection to `host` failed."""
     if isinstance(error, CertificateRefused):
         return _certificate_refused(error, host)
     if isinstance(error, ResponseRefused):
@@ -39,36 +40,8 @@ def network_failure(error: httpx.TransportError, host: str) -> ToolError:
     return _unreachable(error, host)
 
 
-def no_free_file() -> ToolTimeout:
-    """Return the error for a request that was not sent, because the process could open no connection in time."""
-    return ToolTimeout(
-        "Nothing was sent within the time of this call, because this service has too many connections open; try again "
-        "later, or ask an operator to raise its limit.",
-        detail={"cause": OUT_OF_FILES},
-    )
-
-
-def network_cause(error: BaseException) -> str:
-    """Return why an httpx.TransportError came, such as `connection refused`."""
-    chain = _causes_of(error)
-    for kind, text in _CAUSES:
-        if any(isinstance(each, kind) for each in chain):
-            return text
-    return "the connection ended before the response"
-
-
-def _causes_of(error: BaseException) -> list[BaseException]:
-    """Return an error and what caused it, the outermost first; aiohttp names the innermost one `os_error`."""
-    chain = [error]
-    while True:
-        inner = error.__cause__ or getattr(error, "os_error", error.__context__)
-        if inner is None or inner in chain:
-            return chain
-        chain.append(inner)
-        error = inner
-
-
 def _certificate_refused(error: CertificateRefused, host: str) -> UpstreamUnavailable:
+    # aiohttp's exception has that of `ssl` in `certificate_error`. `verify_message` is OpenSSL's reason without names.
     refusal = getattr(error.__cause__, "certificate_error", error.__cause__)
     reason = getattr(refusal, "verify_message", type(refusal).__name__)
     log.error(
@@ -108,4 +81,32 @@ def _unreachable(error: httpx.TransportError, host: str) -> UpstreamUnavailable:
         "The service could not be reached, or the connection broke; try again in a moment.",
         detail={"kind": type(error).__name__, "cause": cause},
         max_retries=SOME,
+    )
+
+
+def network_cause(error: BaseException) -> str:
+    """Return the cause of an httpx.TransportError in plain words, such as `connection refused`."""
+    chain = _causes_of(error)
+    for kind, text in _CAUSES:
+        if any(isinstance(cause, kind) for cause in chain):
+            return text
+    return "the connection ended before the response"
+
+
+def _causes_of(error: BaseException) -> list[BaseException]:
+    """Return an error and what caused it, the outermost first. aiohttp has the innermost one in `os_error`."""
+    chain = [error]
+    while True:
+        cause = chain[-1].__cause__ or getattr(chain[-1], "os_error", chain[-1].__context__)
+        if cause is None or cause in chain:
+            return chain
+        chain.append(cause)
+
+
+def no_free_file() -> ToolTimeout:
+    """Return the error for a request that was not sent, because the process could open no connection in time."""
+    return ToolTimeout(
+        "Nothing was sent within the time of this call, because this service has too many connections open; try again "
+        "later, or ask an operator to raise its limit.",
+        detail={"cause": OUT_OF_FILES},
     )

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic.dataclasses import dataclass as validated
 
 from openapi_tool.dsn import ESCAPE
-from openapi_tool.jina.byte_semaphore import max_call_memory
+from openapi_tool.jina.memory_estimates import max_call_memory
 from openapi_tool.options.section import TERABYTE, File, Options, Seconds
 from openapi_tool.tools.secret_variables import Secret
 from openapi_tool.urls import parse_url

@@ -41,14 +41,14 @@ class PreparedItem:
 
     What the call brought:
 
-    - `definition`, `arguments`: those of the item; of a batch's list, `arguments` have only this item.
+    - `definition`, `arguments`: those of the call, but with this item in place of the list of a batch.
     - `call`: the call that the item belongs to.
     - `memory`: `call.memory` with its real type.
 
     What was made of it:
 
     - `endpoint`: how a request of the definition's operation is built.
-    - `resolved`: the upstream parameters, as they are sent.
+    - `resolved`: the upstream's parameters, checked.
     - `request`: the request, before `timed_request` adds the remaining time.
     - `deadline`: that of the item's requests, perhaps earlier than the call's.
     """
@@ -75,11 +75,11 @@ class PreparedItem:
 
     @property
     def min_retry_s(self) -> float:
-        """Seconds without which a retry would be useless (`Timeouts.min_s`)."""
-        return self.endpoint.timeouts.min_s(self.resolved.parameters)
+        """Seconds without which a retry would be useless (`Timeouts.min_retry_s`)."""
+        return self.endpoint.timeouts.min_retry_s(self.resolved.parameters)
 
     def permit_request(self) -> PermitRequest:
-        """Return the request for a permit. All attempts share one, since it records the keys that were refused."""
+        """Return what is asked for a permit. All attempts share it, since it records the keys that were refused."""
         return PermitRequest(
             variable=self.arguments.key_variable,
             endpoint=self.endpoint.operation.name,
@@ -135,16 +135,17 @@ def prepare_item(
 def offered_arguments(definition: ToolDefinition, arguments: Arguments) -> frozenset[str]:
     """Return the arguments that advice may name: those that the model may give, and has not given or may change."""
     given = {name for name, value in arguments.values.items() if value}
-    return definition.model_arguments - (given - _ADJUSTABLE)
+    used_up = given - _ADJUSTABLE
+    return definition.model_arguments - used_up
 
 
 def _sent_parameters(
     definition: ToolDefinition, arguments: Arguments, call: Call, url_policy: UrlPolicy
 ) -> ResolvedParameters:
-    """Return the parameters under the URL policy; tell log and call what differs from what was given.
+    """Return the parameters under the URL policy, and record how they differ from what was given.
 
-    - The log names options of the definition that the upstream does not take, once for all items of a call.
-    - `call.repaired` names an address that the policy repaired.
+    - The log gets options of the definition that the upstream does not take, once for all items of a call.
+    - `call.repaired` gets the argument with an address that the policy repaired.
     """
     given = resolve_parameters(definition, arguments)
     if given.left_out and not call.left_out_logged:
@@ -158,7 +159,7 @@ def _sent_parameters(
 def _item_deadline(
     definition: ToolDefinition, endpoint: Endpoint, resolved: ResolvedParameters, deadline: Deadline
 ) -> Deadline:
-    """Return the earliest of: the call's deadline, the definition's limit, the call's own limit, the upstream's."""
+    """Return the deadline of the call, or an earlier one by definition, arguments or the upstream's `timeout`."""
     for limit_s in (definition.timeout_s, resolved.timeout_s, endpoint.timeouts.longest_s(resolved.parameters)):
         deadline = deadline.shortened(limit_s)
     return deadline

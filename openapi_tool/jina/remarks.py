@@ -1,6 +1,8 @@
-"""Words for the model about results: remarks on what is missing, and warnings about pages, by their types.
+"""Words for the model about results: warnings about pages, by their types, and remarks on what is missing.
 
-The model reads both outside of the markers around web content, so no page can fake one.
+The model reads both outside of the markers around web content, so no page can fake one. `page_warnings.py` finds the
+types of a page's warnings, `content.py` writes the words into the output. Many words name a *remedy*, an argument that
+may help in a further call.
 """
 
 from __future__ import annotations
@@ -12,13 +14,8 @@ from typing import Any
 
 from openapi_tool.tools.wording import counted
 
-_OPERATORS = ("site", "exclude_sites", "after", "filetype", "intitle", "ext", "loc")
-"""Parameters of a search that the upstream writes into the query as operators, such as `site:example.com`."""
-# An operator that the model itself wrote into its query.
-_WRITTEN_OPERATOR = re.compile(r"(?<!\S)-?(?P<name>site|filetype|ext|intitle|inurl|after|before|loc):", re.IGNORECASE)
-_FILTERS = (*_OPERATORS, "location", "gl", "hl")
-"""Parameters that restrict a search; without them it may find more."""
-_TOLERANCE_DIVISOR = 50  # a cut text is charged up to 1/50 more tokens than its limit (jina-api 1.3)
+Offers = Callable[[str], bool]
+"""Returns whether words for the model may name an argument: the model may give it, and has not given it already."""
 
 WARNINGS: Mapping[str, str] = {
     "captcha": "This is probably a bot check, not the page. Use another source.",
@@ -52,14 +49,11 @@ _IF_NOT_OFFERED: Mapping[str, tuple[str, str]] = {
     "not_loaded": ("wait_for_selector", "The page may be incomplete. If so, use another source."),
     "stored_copy": ("no_cache", "This is a stored copy; the page itself may be newer."),
 }
-"""Warnings that name an argument: the argument, and the text if a remedy may not name it."""
-
-Offers = Callable[[str], bool]
-"""Returns whether a remedy may name an argument: whether the model may give it, and has not given it already."""
+"""Warnings that name an argument: the argument, and the text in place of that in WARNINGS if it may not be named."""
 
 
 def warning(kind: str, offers: Offers) -> str:
-    """Return the text of a type for the model, with the argument that helps only if that may be named."""
+    """Return the text of a type of warnings; it names an argument that helps only if that may be named."""
     argument, text_without_it = _IF_NOT_OFFERED.get(kind, ("", ""))
     if argument and not offers(argument):
         return text_without_it
@@ -78,6 +72,7 @@ UPSTREAM_WARNINGS: Mapping[str, str] = {
 _PHRASES: Mapping[int, str] = {status.value: status.phrase for status in HTTPStatus}
 _SERVER_ERRORS = range(500, 600)  # some sites refuse with 999
 TARGET_ERROR_TYPES = ("not_found", "refused", "server_error")
+# For example `Target URL returned error 404: Not Found`.
 _TARGET_ERROR = re.compile(r"Target URL returned error ([4-9]\d\d)\b")
 
 
@@ -88,14 +83,17 @@ def target_status(warning: str) -> int | None:
 
 
 def is_plain_target_error(warning: str) -> bool:
-    """Return whether a warning says no more than the status of such an error, for which there is a type."""
+    """Return whether a warning says only that the page's own server answered with an error, and its HTTP status.
+
+    The type of that error (`target_error_type`) says as much, so the warning itself need not be shown.
+    """
     status = target_status(warning)
     phrase = _PHRASES.get(status) if status is not None else None
     return warning in (f"Target URL returned error {status}", f"Target URL returned error {status}: {phrase}")
 
 
 def page_warning(kind: str, offers: Offers, status: int | None) -> str:
-    """Return a warning about a page; `status` is the HTTP status of its server's error."""
+    """Return a warning about a page. `status` is the HTTP status of its server's error, for the types of errors."""
     error = f"Error {status}. " if kind in TARGET_ERROR_TYPES else ""
     return f"{error}{warning(kind, offers)}"
 
@@ -131,6 +129,9 @@ def unreadable_results(number: int) -> str:
     return f"[{counted(number, 'further result')} came damaged and {are} left out.]"
 
 
+_TOLERANCE_DIVISOR = 50  # a cut text is charged up to 1/50 more tokens than its limit (jina-api 1.3)
+
+
 def is_cut(tokens: int | None, max_tokens: int) -> bool:
     """Return whether the upstream cut a text at `max_tokens`.
 
@@ -163,8 +164,19 @@ def cut_results(numbers: Sequence[int], max_tokens: int) -> str:
     return f"[{pages} longer: cut at max_tokens = {max_tokens:,}. To see more, read {them}.]"
 
 
+_OPERATORS = ("site", "exclude_sites", "after", "filetype", "intitle", "ext", "loc")
+"""Parameters of a search that the upstream writes into the query as operators, such as `site:example.com`."""
+# An operator that the model itself wrote into its query: `site:` in `cats site:example.com`, also after a minus.
+_WRITTEN_OPERATOR = re.compile(r"(?<!\S)-?(?P<name>site|filetype|ext|intitle|inurl|after|before|loc):", re.IGNORECASE)
+_FILTERS = (*_OPERATORS, "location", "gl", "hl")
+"""Parameters that restrict a search; without them it may find more."""
+
+
 def filters(parameters: Mapping[str, Any], names: Mapping[str, str]) -> list[str]:
-    """Return what restricts a search, in the model's words: names of arguments, and `site:` in the query itself."""
+    """Return what restricts a search, in the model's words: names of arguments, and `site: in the query`.
+
+    `names` has the model's names for the parameters that it gave.
+    """
     found = [names[name] for name in _OPERATORS if name in names]
     written = _WRITTEN_OPERATOR.search(str(parameters.get("q", "")))
     if written:
@@ -173,7 +185,7 @@ def filters(parameters: Mapping[str, Any], names: Mapping[str, str]) -> list[str
 
 
 def other_search(names: Mapping[str, str]) -> str:
-    """Return what to change about a search without results; `names` has the model's names for its parameters."""
+    """Return what to change about a search without results; `names` is as for `filters`."""
     restricting = [names[name] for name in _FILTERS if name in names]
     drop = f", or drop {' or '.join(restricting)}" if restricting else ""
     end = f" The results may end before this {names['page']}." if "page" in names else ""

@@ -1,15 +1,18 @@
 """Builds the upstream request of a call from its resolved parameters (jina-api 0-2).
 
-A POST request has a JSON body, which can carry every parameter. A definition may ask for GET; then parameters are
-headers, parts of the query or the path. The request is POST nevertheless if a parameter does not fit into GET: a secret
+A POST request has a JSON body, which can carry every parameter. A definition may ask for GET. Then each parameter
+becomes a header or a part of the URL. The request is POST nevertheless if a parameter does not fit into GET: a secret
 never goes into a URL, and some texts fit into no header.
+
+The *main* parameter is the query of a search, or the address of a page. The upstream takes some other parameters only
+if they are appended to that one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from pydantic import SecretStr
@@ -26,9 +29,6 @@ MAX_GET_URL_CHARS = 8_000  # of path and query; some proxies refuse longer ones
 
 _DNT = "DNT"  # the upstream expects a number in this header: `true` has no effect (jina-api section 9)
 
-_Parts = tuple[str, dict[str, str], bytes | None]
-"""Target, headers and body of a request."""
-
 
 @dataclass(frozen=True, slots=True)
 class UpstreamRequest:
@@ -36,7 +36,7 @@ class UpstreamRequest:
 
     - `target`: percent-encoded path and query.
     - `expected`: what the reading of its response depends on.
-    - `secrets`: the secrets in the body, which are masked in its response.
+    - `secrets`: the secrets in the body, which are masked in the response.
     """
 
     method: str
@@ -48,6 +48,15 @@ class UpstreamRequest:
     secrets: tuple[SecretStr, ...] = field(default=(), repr=False)
 
 
+class _Parts(NamedTuple):
+    """What parameters are sent as; the members are those of `UpstreamRequest`."""
+
+    method: str
+    target: str
+    headers: dict[str, str]
+    body: bytes | None
+
+
 def build_request(
     definition: ToolDefinition, resolved: ResolvedParameters, offered: frozenset[str] = frozenset()
 ) -> UpstreamRequest:
@@ -56,30 +65,34 @@ def build_request(
     `offered` are the arguments that advice about the response may name.
     """
     endpoint = endpoint_of(definition)
-    parameters = resolved.parameters  # the response is read by these; some are sent as a part of the query or address
-    if not endpoint.separators.keys().isdisjoint(parameters):
-        resolved = replace(resolved, parameters=_with_appended(endpoint, parameters))
-    get = _get(endpoint, definition.path, resolved) if definition.method == "GET" else None
-    target, headers, body = get or _post(endpoint, definition.path, resolved)
+    sent = resolved
+    if not endpoint.separators.keys().isdisjoint(resolved.parameters):
+        sent = replace(resolved, parameters=_with_appended(endpoint, resolved.parameters))
+    parts = _get(endpoint, definition.path, sent) if definition.method == "GET" else None
+    if parts is None:
+        parts = _post(endpoint, definition.path, sent)
+    method, target, headers, body = parts
     # `identity`: no compression, since a small compressed body could unpack to any size.
     headers = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": USER_AGENT, **headers}
-    method = "GET" if get else "POST"
     host = endpoint.operation.host
     secrets = tuple(resolved.secrets.values())
-    expected = Expected(endpoint.operation.name, parameters, resolved.names, offered, resolved.denied)
+    # The response is read by the parameters as they were given, not by what was appended to the main one.
+    expected = Expected(endpoint.operation.name, resolved.parameters, resolved.names, offered, resolved.denied)
     return UpstreamRequest(method, host, target, headers, body, expected, secrets)
 
 
 def _with_appended(endpoint: Endpoint, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Append to query or address what the upstream takes only there: `after:2025-12-31` to the query of a search."""
-    name = endpoint.operation.main_parameter
-    text = parameters[name]
-    for other, separator in endpoint.separators.items():
-        if other in parameters:
-            start = text.partition("#")[0] if separator == "#" else text  # an address has one fragment
-            text = f"{start}{separator}{parameters[other]}"
-    rest = {other: value for other, value in parameters.items() if other not in endpoint.separators}
-    return {**rest, name: text}
+    """Append to the main parameter what the upstream takes only there: `after:2025-12-31` to the query of a search."""
+    main = endpoint.operation.main_parameter
+    text = parameters[main]
+    for name, separator in endpoint.separators.items():
+        if name not in parameters:
+            continue
+        if separator == "#":  # an address has one fragment, so drop the one that it may have
+            text = text.partition("#")[0]
+        text = f"{text}{separator}{parameters[name]}"
+    others = {name: value for name, value in parameters.items() if name not in endpoint.separators}
+    return {**others, main: text}
 
 
 def _post(endpoint: Endpoint, path: str, resolved: ResolvedParameters) -> _Parts:
@@ -94,8 +107,9 @@ def _post(endpoint: Endpoint, path: str, resolved: ResolvedParameters) -> _Parts
             _nest(body, name, value)
     for name, secret in resolved.secrets.items():
         _nest(body, name, secret.get_secret_value())
-    target = "/" if path == endpoint.operation.template else path  # a template's page address is in the body
-    return target, headers, dumps(body)
+    # The path may be a template such as `/{url}`; a POST request has the page's address in its body instead.
+    target = "/" if path == endpoint.operation.template else path
+    return _Parts("POST", target, headers, dumps(body))
 
 
 def _nest(body: dict[str, Any], name: str, value: Any) -> None:
@@ -126,10 +140,10 @@ def _get(endpoint: Endpoint, path: str, resolved: ResolvedParameters) -> _Parts 
             return None
         else:
             query += _query_parts(name, value)
-    target = path + ("?" + "&".join(query) if query else "")
+    target = f"{path}?{'&'.join(query)}" if query else path
     if len(target) > MAX_GET_URL_CHARS or not all(map(_fits_header, headers.values())):
         return None
-    return target, headers, None
+    return _Parts("GET", target, headers, None)
 
 
 def _would_be_split(name: str, value: Any) -> bool:
@@ -154,4 +168,6 @@ def _fits_header(text: str) -> bool:
 def _header_text(value: Any) -> str:
     if isinstance(value, bool):
         return "true"  # never False, which is not sent (`flag` in `conversions.py`)
-    return ", ".join(value) if isinstance(value, list) else str(value)
+    if isinstance(value, list):
+        return ", ".join(value)
+    return str(value)

@@ -1,16 +1,18 @@
 """An upstream response, from the bytes of its body to the output of the tool. Imports pure code only.
 
 `read_response` alone reads a body: it parses, renders and masks. How long it takes depends on what a page's author
-wrote, so a worker process runs it (`response_task.py`), except for bodies that are known to be cheap. It gets:
+wrote, so a worker process runs it (`response_task.py`), except for bodies that are known to be cheap. It depends on:
 
-- `Responses`: how the responses of an operation are read, known when the program starts;
-- `Expected`: what its request tells about a response, known before that arrives;
+- `Responses`: how the responses of an operation are read;
+- `Expected`: what the request tells about its response;
 - `Received`: what came with the body.
+
+The JSON of a body is an *envelope*, an object `{code, status, data, meta}` around the results. `content.py` renders the
+envelope of a success, `failures.py` makes an error of any other.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
@@ -19,19 +21,23 @@ from typing import Any
 import orjson
 
 from openapi_tool.jina import remarks
-from openapi_tool.jina.failure_rules import COMMON_FAILURES, ONCE, Failures, Rule, worded
-from openapi_tool.jina.failures import MessageContext, status_inside, upstream_failure
+from openapi_tool.jina.failure_envelope import status_inside
+from openapi_tool.jina.failure_rules import (
+    COMMON_FAILURES,
+    ONCE,
+    READER_FAILURES,
+    SEARCH_FAILURES,
+    Failures,
+)
+from openapi_tool.jina.failures import MessageContext, upstream_failure
+from openapi_tool.jina.json_body import parsed_body
 from openapi_tool.jina.page_content import page_output
 from openapi_tool.jina.rendering import RenderContext, usage_of
 from openapi_tool.jina.search_content import search_output
-from openapi_tool.protocol import errors
 from openapi_tool.protocol.errors import ToolError, UpstreamUnavailable
-from openapi_tool.protocol.jsontext import as_object, loads, storable_text
+from openapi_tool.protocol.jsontext import as_object, storable_text
 from openapi_tool.telemetry.redact import Redactor, of_call
 from openapi_tool.tools.output import Item, ToolOutput, Usage, cost
-
-Render = Callable[[Mapping[str, Any], Mapping[str, Any], RenderContext], ToolOutput]
-"""Makes the output of a success envelope; its second argument are the parameters of the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,55 +54,6 @@ class NothingToShow:
 
 UpstreamResult = ToolOutput | NothingToShow
 """Result of a request that succeeded, and is paid."""
-
-
-@dataclass(frozen=True, slots=True)
-class Responses:
-    """How the responses of one operation are read: `render` makes the output of a success, `failures` the errors."""
-
-    render: Render
-    failures: Failures = COMMON_FAILURES
-
-
-SEARCH_RESPONSES = Responses(
-    search_output,
-    Failures(
-        worded({524: "The service took too long; ask for less (fewer results, no page content)."}),
-        nothing_found="No search results available",
-        texts={
-            "No content available for query": "No page of the results could be read; search without page content, then "
-            "read single pages."
-        },
-    ),
-)
-_PAGE_TOO_LARGE = Rule(
-    errors.UpstreamRejected,
-    "The page or file is too large for the service; use another source.",
-    remedy=("pdf_page", "If it is a PDF, a single page of it, chosen with pdf_page, may be readable."),
-)
-READER_RESPONSES = Responses(
-    page_output,
-    Failures(
-        {
-            413: _PAGE_TOO_LARGE,
-            41302: _PAGE_TOO_LARGE,
-            **worded(
-                {
-                    408: "The page did not answer in time; try again later or use another source.",
-                    422: "The page could not be read; check the address or use another source.",
-                    431: "The address is too long; use a shorter one.",
-                    500: "The service failed at this page; try again in a moment, or use another source.",
-                }
-            ),
-        },
-        causes={
-            "net::ERR_ABORTED": "The service could not open this, which is probably only offered for download; use "
-            "another source."
-        },
-    ),
-)
-RESPONSES: Mapping[str, Responses] = {"search": SEARCH_RESPONSES, "reader": READER_RESPONSES}
-"""By the name of their operation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +91,25 @@ class MayHoldSecret(Exception):
     """A response may hold a secret. To mask it may take any time, so a worker process must read it."""
 
 
+Render = Callable[[Mapping[str, Any], Mapping[str, Any], RenderContext], ToolOutput]
+"""Makes the output of a success envelope; its second argument are the parameters of the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Responses:
+    """How the responses of one operation are read: `render` makes the output of a success, `failures` the errors."""
+
+    render: Render
+    failures: Failures = COMMON_FAILURES
+
+
+RESPONSES: Mapping[str, Responses] = {
+    "search": Responses(search_output, SEARCH_FAILURES),
+    "reader": Responses(page_output, READER_FAILURES),
+}
+"""By the name of the operation."""
+
+
 def read_response(
     body: bytes | bytearray | memoryview, expected: Expected, received: Received, *, inline: bool = False
 ) -> UpstreamResult:
@@ -144,7 +120,7 @@ def read_response(
     """
     redactor = of_call(received.secrets)
     responses = RESPONSES[expected.operation]
-    envelope = _envelope(_parsed(body), expected, received, redactor)
+    envelope = _envelope(parsed_body(body), expected, received, redactor)
     context = RenderContext(redactor, expected.offers, expected.names, expected.denied)
     try:
         output = responses.render(envelope, expected.parameters, context)
@@ -169,27 +145,38 @@ def unread_failure(expected: Expected, received: Received) -> ToolError | None:
 
 
 def _envelope(value: object, expected: Expected, received: Received, redactor: Redactor) -> dict[str, Any]:
-    """Return the envelope of a success, `{code, status, data, meta}`. Raises ToolError.
-
-    With the HTTP status 200 the body may report another one, and then counts as if it had come with that.
-    """
-    status = received.http_status
+    """Return the value of a body as the envelope of a success. Raises ToolError for a failure."""
     failures = RESPONSES[expected.operation].failures
+    status = _status(value, received.http_status)
     if status == HTTPStatus.OK:
-        if not isinstance(value, dict):
-            raise UpstreamUnavailable(
-                "The service's response was not the JSON that was asked for; try again.", max_retries=ONCE
-            )
-        status = status_inside(value)
-        if status == HTTPStatus.OK:
-            return value
-    if failures.nothing_found and status == HTTPStatus.UNPROCESSABLE_ENTITY:
-        message = as_object(value).get("message")
-        if isinstance(message, str) and message.startswith(failures.nothing_found):
-            return {"code": HTTPStatus.OK, "data": []}
+        return as_object(value)
+    if _has_found_nothing(status, value, failures):
+        return {"code": HTTPStatus.OK, "data": []}
     filters = remarks.filters(expected.parameters, expected.names)
     context = MessageContext(redactor, expected.names, filters, expected.offers)
     raise upstream_failure(status, value, received.retry_after, failures, context)
+
+
+def _status(value: object, http_status: int) -> int:
+    """Return the status of a response. With the HTTP status 200, the envelope may report another one, which counts.
+
+    Raises ToolError if that response is no envelope.
+    """
+    if http_status != HTTPStatus.OK:
+        return http_status
+    if not isinstance(value, dict):
+        raise UpstreamUnavailable(
+            "The service's response was not the JSON that was asked for; try again.", max_retries=ONCE
+        )
+    return status_inside(value)
+
+
+def _has_found_nothing(status: int, value: object, failures: Failures) -> bool:
+    """Return whether a failure says that a search has no results, which is no error."""
+    if failures.nothing_found is None or status != HTTPStatus.UNPROCESSABLE_ENTITY:
+        return False
+    message = as_object(value).get("message")
+    return isinstance(message, str) and message.startswith(failures.nothing_found)
 
 
 def _may_hold_secret(output: ToolOutput, redactor: Redactor) -> bool:
@@ -219,31 +206,3 @@ def _storable(output: ToolOutput) -> ToolOutput:
     if storable_text(content) == content:
         return output
     return replace(output, items=tuple(Item(*map(storable_text, item)) for item in output.items))
-
-
-# JSON writes a character beyond 16 bits as two escapes, a pair of surrogates: `\ud83d\ude00`.
-_HIGH = rb"\\u[dD][89abAB][0-9a-fA-F]{2}"
-_LOW = rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-_ESCAPES = re.compile(rb"\\\\|(?P<pair>%b%b)|%b|%b" % (_HIGH, _LOW, _HIGH, _LOW))
-"""An escaped backslash, a pair of surrogates, or one surrogate without the other."""
-
-
-def _parsed(body: bytes | bytearray | memoryview) -> object:
-    """Return the value of a body; None if it is not JSON, or is nested too deeply.
-
-    Some senders cut a text within a pair of surrogates. The half that is left is no valid JSON, so it is replaced by
-    the replacement character U+FFFD.
-    """
-    try:
-        return orjson.loads(body)
-    except orjson.JSONDecodeError:
-        pass
-    try:
-        return loads(_ESCAPES.sub(_repaired, bytes(body)))
-    except ValueError:
-        return None
-
-
-def _repaired(escape: re.Match[bytes]) -> bytes:
-    is_valid = escape["pair"] or escape[0] == rb"\\"
-    return escape[0] if is_valid else rb"\ufffd"

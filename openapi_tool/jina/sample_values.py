@@ -1,4 +1,8 @@
-"""Values that a JSON schema allows, one or a few for each of its keywords, for a check of what the executor takes."""
+"""Values that a JSON schema allows, one or a few for each of its keywords.
+
+The lint of a definition (`definition_checks.py`) tries each of them as an argument. If the executor refuses all values
+of a keyword, the schema allows what cannot work.
+"""
 
 from __future__ import annotations
 
@@ -26,24 +30,27 @@ Samples = tuple[Path, list[JsonValue]]
 
 
 def samples(rule: JsonObject, *, of_list: bool = False) -> Iterator[Samples]:
-    """Yield values that a schema allows, by keyword; `of_list` if it is the schema of a batch's list."""
-    kind = str(rule.get("type"))
-    yield ("type",), (["a"] if of_list and kind == "string" else _SAMPLES.get(kind, []))
+    """Yield values that a schema allows, by keyword; `of_list` if it is the schema of a batch's list.
+
+    For example `("minimum",), [3]` and `("items", "type"), [["a"]]`.
+    """
+    json_type = str(rule.get("type"))
+    yield ("type",), (["a"] if of_list and json_type == "string" else _SAMPLES.get(json_type, []))
     yield from _set_values(rule)
-    yield from _limits(rule, kind)
-    most = rule.get("maxItems")
-    if of_list and isinstance(most, int):
-        yield ("maxItems",), [["a"] * min(max(most, 0), _ABOVE_LIMITS)]
+    yield from _limits(rule, json_type)
+    max_items = rule.get("maxItems")
+    if of_list and isinstance(max_items, int):
+        yield ("maxItems",), [["a"] * min(max(max_items, 0), _ABOVE_LIMITS)]
     yield from _choices(rule)
     lists: list[list[JsonValue]] = [["a"]]  # of one item each
     items = rule.get("items")
-    is_list = kind == "array" or (of_list and kind not in _SAMPLES)
+    is_list = json_type == "array" or (of_list and json_type not in _SAMPLES)
     if isinstance(items, dict) and is_list:
         for where, values in samples(items):
             lists_of_one = [[value] for value in values]
             lists += lists_of_one
             yield ("items", *where), [*lists_of_one]
-    yield from _nearest_to_limits(rule, kind, lists)
+    yield from _nearest_to_limits(rule, json_type, lists)
 
 
 def _set_values(rule: JsonObject) -> Iterator[Samples]:
@@ -52,11 +59,11 @@ def _set_values(rule: JsonObject) -> Iterator[Samples]:
             yield (keyword,), [rule[keyword]]
 
 
-def _limits(rule: JsonObject, kind: str) -> Iterator[Samples]:
-    for keyword, inwards in (("minimum", math.ceil), ("maximum", math.floor)):
+def _limits(rule: JsonObject, json_type: str) -> Iterator[Samples]:
+    for keyword, round_inwards in (("minimum", math.ceil), ("maximum", math.floor)):
         limit = rule.get(keyword)
-        if kind == "integer" and isinstance(limit, float) and math.isfinite(limit):
-            limit = inwards(limit)
+        if json_type == "integer" and isinstance(limit, float) and math.isfinite(limit):
+            limit = round_inwards(limit)
         if keyword in rule and value_fits(rule, limit):  # an exclusive limit may exclude it
             yield (keyword,), [limit]
 
@@ -68,11 +75,11 @@ def _choices(rule: JsonObject) -> Iterator[Samples]:
             yield ("enum", place), [value]
 
 
-def _nearest_to_limits(rule: JsonObject, kind: str, lists: list[list[JsonValue]]) -> Iterator[Samples]:
+def _nearest_to_limits(rule: JsonObject, json_type: str, lists: list[list[JsonValue]]) -> Iterator[Samples]:
     """Yield the values next to an exclusive limit, and those of the least size; `lists` are allowed lists of one."""
     for keyword in ("exclusiveMinimum", "exclusiveMaximum", *SIZE_KEYWORDS):
         limit = rule.get(keyword)
-        if not isinstance(limit, int) or kind not in _SAMPLES:
+        if not isinstance(limit, int) or json_type not in _SAMPLES:
             continue
         if keyword in SIZE_KEYWORDS and not limit:  # as without the keyword: any text or list has at least that size
             continue

@@ -1,7 +1,7 @@
 """Which results and links of a response are shown, by their hosts.
 
-Left out are hosts that the operator denies, and search results from other sites than the search asks for: the upstream
-may return some. Only hosts are compared: `example.com/docs` stands for all of `example.com`.
+Left out are hosts that the operator denies, and search results from other sites than the search asks for, since the
+upstream may return some. Only hosts are compared: `example.com/docs` stands for all of `example.com`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from openapi_tool.jina.hosts import EXCLUDED, belongs_to, host_of, suffixes
 from openapi_tool.tools.wording import counted
 
-# A scheme other than http and https, before `//`.
+# A scheme other than http and https, before `//`: `ftp:` in `ftp://example.com`.
 _OTHER_SCHEME = re.compile(r"\A\s*(?!https?:)[a-z][a-z0-9+.-]{0,20}:(?=[/\\]{2})", re.IGNORECASE)
 _ADDRESS = re.compile(
     r"""(?:\bhttps?:[/\\]*|(?<=:)[/\\]{2}|(?<![\w:/\\])[/\\]{2})
@@ -45,16 +45,16 @@ class DeniedHosts:
 
     def has_link(self, address: str) -> bool:
         """Return whether a link is to a denied host; count it if so, since the caller leaves it out."""
-        found = self.has(address)
-        self.links_left_out += found
-        return found
+        is_denied = self.has(address)
+        self.links_left_out += is_denied
+        return is_denied
 
     def without(self, text: str) -> str:
         """Return a text without addresses on denied hosts, and count these. Takes linear time."""
         return _ADDRESS.sub(self._replaced, text) if self._denied else text
 
     def uncounted(self, text: str) -> str:
-        """Return a text without these addresses, but do not count them: they are also in a text that is counted."""
+        """Return a text without addresses on denied hosts. Do not count these, as another text that has them does."""
         counted_before = self.links_left_out
         text = self.without(text)
         self.links_left_out = counted_before
@@ -77,7 +77,7 @@ class ShownResults:
     ) -> None:
         sites = suffixes(_texts(parameters.get("site")))
         excluded = suffixes(_excluded(parameters))
-        of_sites: Sequence[Mapping[str, Any]] = results
+        of_sites = results
         if sites or excluded:
             of_sites = [result for result in results if _is_of(host_of(_address(result)), sites, excluded)]
         self.shown = of_sites
@@ -137,6 +137,6 @@ def _texts(value: object) -> list[str]:
 
 
 def _excluded(parameters: Mapping[str, Any]) -> list[str]:
-    """Return the sites in texts such as `-site:a.com -site:b.com`."""
-    sites = " ".join(_texts(parameters.get("exclude_sites"))).split()
-    return [site.removeprefix(EXCLUDED) for site in sites]
+    """Return the sites in the parameter `exclude_sites`: a.com and b.com in `-site:a.com -site:b.com`."""
+    operators = " ".join(_texts(parameters.get("exclude_sites"))).split()
+    return [operator.removeprefix(EXCLUDED) for operator in operators]

@@ -51,7 +51,7 @@ from openapi_tool.tools.wording import short
 class StoredCheck:
     """Check of stored definitions against the executor's settings.
 
-    - `operator`: arguments that take a secret by the settings.
+    - `operator`: the arguments that take a secret by the settings, and its variable.
     - `secret`: reads a variable. One that is not set is no problem, since the executor may run elsewhere.
     - `target`: the token TARGET of the executor's subjects.
     """
@@ -63,15 +63,15 @@ class StoredCheck:
     target: str = "jina"
 
     def check(self, record: DefinitionRecord) -> tuple[ToolDefinition | None, list[str]]:
-        """Return the definition, or None if no call of it can work; and its mistakes and ignored values."""
+        """Return the definition, or None if no call of it can work; and lines about its mistakes and ignored values."""
         try:
             definition = parse_definition(record)
         except ToolMisconfigured as error:
             return None, [*problems_of(error), *_ignored_values(record)]
-        envs = {**definition.envs, **self.operator.variables}
+        envs = {**definition.envs, **self.operator.variables}  # variables of secrets, by argument
         used_variable = self._key_variable(definition, envs)
         named_variable = envs.pop(API_KEY, used_variable)
-        problems = list(dict.fromkeys(self._problems(definition, {used_variable, *envs.values()})))
+        problems = list(dict.fromkeys(self._problems(definition, {used_variable, *envs.values()})))  # each once
         ignored = [f"{problem}; it is not sent" for problem in _left_out(definition)]
         ignored += _ignored_values(record)
         if named_variable != used_variable:
@@ -97,8 +97,9 @@ class StoredCheck:
             yield from problems_of_step(partial(self.secret, variable))
         usable, problems = usable_part(definition)
         yield from problems
-        values = usable.defaults.items()
-        used = {name: value for name, value in values if name not in usable.fixed and not is_template(value)}
+        defaults = usable.defaults.items()
+        # A fixed value replaces a default one, and the value of a template is not known yet.
+        used = {name: value for name, value in defaults if name not in usable.fixed and not is_template(value)}
         yield from default_problems(object_at(definition.schema, "properties"), used)
         call = sample_call(usable, {})
         yield from _set_tokens_problems(usable, call)
@@ -110,8 +111,8 @@ class StoredCheck:
         if definition.built_in.list_argument in call.values:
             items = batch_items(definition, call, self.max_batch_items) or ()
             calls = [item_arguments(definition, call, item) for item in dict.fromkeys(items)]
-        for each in calls:
-            under_url_policy(resolve_parameters(definition, each), definition, self.url_policy)
+        for call_of_item in calls:
+            under_url_policy(resolve_parameters(definition, call_of_item), definition, self.url_policy)
 
 
 def _left_out(definition: ToolDefinition) -> list[Problem]:

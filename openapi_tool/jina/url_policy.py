@@ -1,9 +1,8 @@
 """URL policy: checks page addresses before a request is sent and billed, by the address alone, without DNS.
 
-`checked_url` repairs an address (`address_repair.py`), finds its host, and decides whether that may be read. A URL is
-parsed as browsers and the reader do (WHATWG URL): `0x7f.1`, `①27.0.0.1` and `%31%32%37.0.0.1` are all 127.0.0.1. A
-valid URL is sent byte for byte. Which IP address a public name has is not known here; the reader checks that itself
-(jina-api section 7).
+`checked_url` repairs an address (`address_repair.py`), finds its host (`page_urls.py`), and decides whether that may be
+read. A valid URL is sent byte for byte. Which IP address a public name has is not known here; the reader, which is the
+upstream's service that loads the page, checks that itself (jina-api section 7).
 """
 
 from __future__ import annotations
@@ -13,25 +12,15 @@ import re
 import unicodedata
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Annotated, NamedTuple
-from urllib.parse import unquote
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.dataclasses import dataclass as validated
 from pydantic_settings import NoDecode
 
-from openapi_tool.jina.address_repair import bounded, checked_characters, repaired_address, shown_address
-from openapi_tool.jina.hosts import (
-    ENCODED_LABEL,
-    MAX_ENCODED_NAME_CHARS,
-    MAX_LABEL_CHARS,
-    belongs_to,
-    compared_address,
-    denied_target,
-    ends_in_number,
-    folded_host,
-    ipv4_of,
-    suffixes,
-)
+from openapi_tool.jina.address_repair import bounded, repaired_address, shown_address
+from openapi_tool.jina.hosts import ENCODED_LABEL, MAX_LABEL_CHARS, belongs_to, denied_target, folded_host, suffixes
+from openapi_tool.jina.ip_notations import compared_address, ends_in_number, ipv4_of
+from openapi_tool.jina.page_urls import PageUrl, no_host, parsed_url
 from openapi_tool.jina.public_addresses import is_public
 from openapi_tool.options.section import Options, split
 from openapi_tool.protocol.errors import BadRequest, TargetRefused
@@ -69,32 +58,27 @@ _MAX_READER_PREFIXES = 3  # `https://r.jina.ai/https://r.jina.ai/…`, of which 
 # A name of labels, or a suffix with its leading dot.
 _LABELS = re.compile(r"\.?[^\s.:/?#@*%\[\]\\]+(?:\.[^\s.:/?#@*%\[\]\\]+)*\.?")
 
-_SCHEME = re.compile(r"(?:https?:/*){,2}(https?):/*", re.IGNORECASE | re.ASCII)
-"""Up to three schemes, with any number of slashes, as in `http:https://`; the last one counts."""
-_ENCODED_SCHEME = re.compile(r"https?%3a", re.IGNORECASE | re.ASCII)
-_OTHER_SCHEME = re.compile(r"(?!localhost:)[a-z][a-z0-9+-]*:", re.IGNORECASE)  # no dot: `host.name:80` is none
-_URL = re.compile(r"https?://([^/?#]*)(.*)", re.IGNORECASE | re.DOTALL)
-_HOST_AND_PORT = re.compile(r"(\[[^\[\]]*\]|[^:\[\]]+)(?::([0-9]{0,5}))?")
-_MAX_PORT = 65_535
-_PORTS = range(1, _MAX_PORT + 1)
-
 _MAX_NAME_CHARS = 253
 _ASCII_OF_LABEL = re.compile(r"[a-z0-9_-]")
 
 
 def _name(entry: str) -> str:
-    """Return an entry of the settings. Raises ValueError if it is no name."""
+    """Return an entry of the settings. Raises ValueError if it is neither a name nor a suffix."""
     if not _LABELS.fullmatch(entry):
         raise ValueError("must be names such as wiki.lan, or suffixes such as .lan, without scheme, port and wildcard")
     return entry
 
 
 def _address(entry: str) -> str:
-    """Return the canonical form, empty if the entry is no IP address."""
+    """Return an IP address of the settings in canonical form; empty if the entry is none."""
     try:
         return str(ip_address(entry.strip("[]")))
     except ValueError:
         return ""
+
+
+def _name_or_address(entry: str) -> str:
+    return _address(entry) or _name(entry)
 
 
 @validated(frozen=True)
@@ -111,7 +95,7 @@ class UrlPolicy(Options):
         ),
     ] = ()
     allow: Annotated[
-        tuple[Annotated[str, AfterValidator(lambda entry: _address(entry) or _name(entry))], ...],
+        tuple[Annotated[str, AfterValidator(_name_or_address)], ...],
         NoDecode,
         BeforeValidator(split),
         Field(
@@ -120,7 +104,7 @@ class UrlPolicy(Options):
         ),
     ] = ()
     deny: Annotated[
-        tuple[Annotated[str, AfterValidator(lambda entry: _address(entry) or _name(entry))], ...],
+        tuple[Annotated[str, AfterValidator(_name_or_address)], ...],
         NoDecode,
         BeforeValidator(split),
         Field(
@@ -130,24 +114,16 @@ class UrlPolicy(Options):
     ] = ()
 
 
-class _ParsedUrl(NamedTuple):
-    """A URL: its `text`, its `host` as a browser reads it (IPv6 in brackets), and the `rest` behind host and port."""
-
-    text: str
-    host: str
-    rest: str
-
-
 def checked_url(text: str, rules: UrlPolicy) -> str:
     """Return the URL to send: the text, repaired if it is no URL but its meaning is clear.
 
     Takes linear time. Raises BadRequest if the text is no web address, TargetRefused if its host is not public.
     """
-    url = _parsed(repaired_address(text))
+    url = parsed_url(repaired_address(text))
     for _ in range(_MAX_READER_PREFIXES):
         if not _READER.fullmatch(url.host):
             break
-        url = _parsed(_behind_reader(url))
+        url = parsed_url(_address_behind_reader(url))
     if _READER.fullmatch(url.host):
         raise BadRequest(
             f"url: names the reader more than {_MAX_READER_PREFIXES} times. Give the address of the page itself."
@@ -155,12 +131,12 @@ def checked_url(text: str, rules: UrlPolicy) -> str:
     if _SEARCH.fullmatch(url.host):
         raise BadRequest(f"url: {shown_address(url.host)} is a search service, no page. Give the address of a page.")
     host = _checked_host(url.host, rules)
-    if belongs_to(compared_address(host), _compiled(rules).denied):
+    if belongs_to(compared_address(host), _folded(rules).denied):
         raise denied_target(host)
     return bounded(url.text)
 
 
-def _behind_reader(reader: _ParsedUrl) -> str:
+def _address_behind_reader(reader: PageUrl) -> str:
     """Return the URL inside a reader URL (`r.jina.ai/https://example.com`)."""
     target = reader.rest.lstrip("/")
     if not reader.rest.startswith("/") or not target or target[0] in "?#":
@@ -169,53 +145,11 @@ def _behind_reader(reader: _ParsedUrl) -> str:
     return target
 
 
-def _parsed(text: str) -> _ParsedUrl:
-    """Split an address, with or without scheme, into its parts. Raises BadRequest."""
-    url = _with_scheme(text)
-    parts = _URL.fullmatch(url)
-    authority, rest = parts.groups() if parts else ("", "")
-    if "@" in authority:
-        raise BadRequest("url: holds a user name or password before '@'. Give the address without it.")
-    match = _HOST_AND_PORT.fullmatch(authority)
-    if not match or len(match[1]) > MAX_ENCODED_NAME_CHARS:
-        raise _no_host(authority)
-    port = match[2]
-    if port and int(port) not in _PORTS:
-        raise _no_host(authority)
-    host = match[1]
-    if not host.startswith("["):  # an IPv6 address is neither decoded nor mapped
-        host = folded_host(_decoded(host))
-        if host.startswith("["):
-            raise _no_host(authority)
-    return _ParsedUrl(url, host, rest)
-
-
-def _with_scheme(text: str) -> str:
-    """Return an address with the scheme http or https, by default https. Raises BadRequest for another scheme."""
-    text = text.removeprefix("//")
-    if _ENCODED_SCHEME.match(text):
-        text = checked_characters(_decoded(text))
-    scheme = _SCHEME.match(text)
-    if scheme:
-        return f"{scheme[1]}://{text[scheme.end() :]}"
-    other = _OTHER_SCHEME.match(text)
-    if other:
-        raise BadRequest(f"url: {shown_address(other[0])} cannot be read. Give an http:// or https:// address.")
-    return f"https://{text}"
-
-
-def _decoded(text: str) -> str:
-    """Return a text without percent-encoding. Raises BadRequest if that is no UTF-8."""
-    try:
-        return unquote(text, errors="strict")
-    except UnicodeDecodeError:
-        raise BadRequest(f"url: the escapes in {shown_address(text)} are no UTF-8. Give the plain address.") from None
-
-
 def _checked_host(host: str, rules: UrlPolicy) -> str:
     """Return a folded host. Raises BadRequest for one that cannot exist, TargetRefused for an internal one.
 
-    Non-canonical IPv4 addresses are refused even if public: programs parse them differently.
+    An IPv4 address in another notation than `1.2.3.4` is refused even if it is public, since programs read it
+    differently.
     """
     address: IPv4Address | IPv6Address
     if host.startswith("["):
@@ -226,7 +160,7 @@ def _checked_host(host: str, rules: UrlPolicy) -> str:
         _check_name(host, rules)
         return host
     # A private address is refused as such, also if it is spelled in an unusual way.
-    if not is_public(address) and str(address) not in _compiled(rules).hosts:
+    if not is_public(address) and str(address) not in _folded(rules).hosts:
         raise _refused(str(address), "is a private, local or reserved address")
     if problem:
         raise BadRequest(f"url: {problem}")
@@ -258,13 +192,13 @@ def _ipv4(host: str) -> tuple[IPv4Address, str]:
 def _check_name(host: str, rules: UrlPolicy) -> None:
     """Raise BadRequest if a folded host is no name, TargetRefused if it is internal and not allowed."""
     if len(host) > _MAX_NAME_CHARS or not all(map(_is_label, host.split("."))):
-        raise _no_host(host)
-    compiled = _compiled(rules)
-    if host in compiled.hosts or belongs_to(host, compiled.allowed):
+        raise no_host(host)
+    policy = _folded(rules)
+    if host in policy.hosts or belongs_to(host, policy.allowed):
         return
     if "." not in host:
         raise _refused(host, "has no dot and so names no public site")
-    if host in _METADATA_NAMES or belongs_to(host, compiled.internal):
+    if host in _METADATA_NAMES or belongs_to(host, policy.internal):
         raise _refused(host, "is an internal name")
 
 
@@ -277,7 +211,8 @@ def _is_label(label: str) -> bool:
 def _may_be_in_label(char: str) -> bool:
     if char.isascii():
         return _ASCII_OF_LABEL.match(char) is not None
-    return unicodedata.category(char)[0] not in "CZ"  # neither a control character nor a blank
+    general_category = unicodedata.category(char)  # such as `Ll` for a small letter
+    return not general_category.startswith(("C", "Z"))  # neither a control character nor a blank
 
 
 class _FoldedPolicy(NamedTuple):
@@ -293,21 +228,13 @@ class _FoldedPolicy(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4)  # a process has one policy; without a cache each call would fold its names again
-def _compiled(rules: UrlPolicy) -> _FoldedPolicy:
+def _folded(rules: UrlPolicy) -> _FoldedPolicy:
     return _FoldedPolicy(
         hosts=frozenset(_address(entry) or folded_host(entry) for entry in rules.allow if not entry.startswith(".")),
         allowed=suffixes(entry for entry in rules.allow if entry.startswith(".")),
         internal=suffixes((*INTERNAL_SUFFIXES, *rules.internal_suffixes)),
         denied=suffixes(rules.deny),
     )
-
-
-def _no_host(text: str) -> BadRequest:
-    if not text:
-        return BadRequest(
-            "url: has no host name; a local file cannot be read. Give an address such as https://example.com/page."
-        )
-    return BadRequest(f"url: {shown_address(text)} is no host name. Give an address such as https://example.com/page.")
 
 
 def _refused(host: str, why: str) -> TargetRefused:

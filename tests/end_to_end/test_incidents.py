@@ -25,7 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
 from openapi_tool.cli import app
-from openapi_tool.jina.byte_semaphore import max_call_memory
+from openapi_tool.jina.memory_estimates import max_call_memory
 from openapi_tool.kernel.jetstream.dead_letters import STREAM as DEAD_LETTERS
 from openapi_tool.kernel.jetstream.leases import BUCKET as LEASES
 from openapi_tool.local.caller import STREAM, Caller

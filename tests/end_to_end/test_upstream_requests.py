@@ -18,9 +18,10 @@ from urllib.parse import urlsplit
 import pytest
 from pydantic import SecretStr
 
-from openapi_tool.jina.byte_semaphore import ByteSemaphore, max_call_memory
+from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.egress import EgressTransport, tls_context
+from openapi_tool.jina.memory_estimates import max_call_memory
 from openapi_tool.jina.options import EgressOptions
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.jina.response import Expected

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from openapi_tool.jina.backend import JinaBackend, JinaBackendOptions
-from openapi_tool.jina.byte_semaphore import max_call_memory
 from openapi_tool.jina.client import JinaClient
+from openapi_tool.jina.memory_estimates import max_call_memory
 from openapi_tool.jina.options import CacheOptions, EgressOptions, RetryOptions
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.options.budgets import BudgetLimits, BudgetOptions

@@ -18,8 +18,8 @@ from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.concurrency.cancellation import shielded
 from openapi_tool.engine.call import Call
 from openapi_tool.jina.backend import JinaBackend, JinaBackendOptions
-from openapi_tool.jina.byte_semaphore import max_call_memory
 from openapi_tool.jina.client import JinaClient
+from openapi_tool.jina.memory_estimates import max_call_memory
 from openapi_tool.jina.options import CacheOptions, EgressOptions, RetryOptions
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.kernel.jetstream.consumer import BackgroundTaskEnded, CommandConsumer

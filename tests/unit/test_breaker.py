@@ -23,7 +23,7 @@ from openapi_tool.concurrency.retries import retried
 from openapi_tool.jina.body_reader import LARGE_READS
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.client import JinaClient
-from openapi_tool.jina.connections import HANDSHAKES
+from openapi_tool.jina.connections import MAX_HANDSHAKES
 from openapi_tool.jina.egress import tls_context
 from openapi_tool.jina.options import EgressOptions
 from openapi_tool.jina.request import UpstreamRequest
@@ -685,7 +685,7 @@ def test_handshakes_of_one_project_leave_some_for_another(run: Run) -> None:
             await transport.handle_async_request(request)
 
         tasks = [asyncio.create_task(ask("large")) for _ in range(40)]
-        writers = [await accepted.get() for _ in range(HANDSHAKES * 7 // 8)]
+        writers = [await accepted.get() for _ in range(MAX_HANDSHAKES * 7 // 8)]
         await asyncio.sleep(0.1)
         assert accepted.empty()
         tasks.append(asyncio.create_task(ask("small")))

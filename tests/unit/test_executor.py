@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from openapi_tool.engine.call import Call, CallMemory
 from openapi_tool.engine.runner import ToolRunner
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
-from openapi_tool.jina.endpoints import ENDPOINTS, RESERVE_S
+from openapi_tool.jina.endpoints import ENDPOINTS
+from openapi_tool.jina.timeouts import RESERVE_S
 from openapi_tool.kernel.pipeline import turn_deadline as turn
 from openapi_tool.kernel.pipeline.commit import ResultCommitter
 from openapi_tool.kernel.pipeline.parked_results import MAX_BYTES, MAX_PROJECT_BYTES, ParkedResults

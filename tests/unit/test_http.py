@@ -31,13 +31,13 @@ from pydantic import SecretStr
 from openapi_tool.concurrency.fair_semaphore import FairSemaphore
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.client import JinaClient
-from openapi_tool.jina.connections import UpstreamConnection
 from openapi_tool.jina.egress import ALLOWED_HOSTS, EgressRefused, EgressTransport, tls_context
 from openapi_tool.jina.failure_rules import ONCE
 from openapi_tool.jina.options import EgressOptions
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.jina.response import Expected, UpstreamResult
 from openapi_tool.jina.transport import ERRORS, AiohttpTransport, translate
+from openapi_tool.jina.upstream_connection import UpstreamConnection
 from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.protocol.errors import (
     RateLimited,
@@ -841,7 +841,7 @@ class _Transport(asyncio.Transport):
 @requirement("egress.response")
 async def test_a_connection_that_is_being_aborted_takes_no_request() -> None:
     """Until the event loop has closed it, the pool still has it."""
-    connection = UpstreamConnection(asyncio.get_running_loop(), turns=FairSemaphore(1), opened=WeakSet())
+    connection = UpstreamConnection(asyncio.get_running_loop(), turns=FairSemaphore(1), open_connections=WeakSet())
     connection.connection_made(_Transport())
     connection.set_response_params()
     connection.data_received(response())

@@ -18,11 +18,13 @@ from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 from pydantic import SecretStr
 
-from openapi_tool.jina.byte_semaphore import ByteSemaphore, RequestContext, ResponseMemory, max_call_memory, memory_of
+from openapi_tool.jina.byte_semaphore import ByteSemaphore, ResponseMemory
 from openapi_tool.jina.cache import ResponseCache, cache_key
 from openapi_tool.jina.client import JinaClient
+from openapi_tool.jina.memory_estimates import max_call_memory, memory_of
 from openapi_tool.jina.options import CacheOptions, EgressOptions
 from openapi_tool.jina.request import UpstreamRequest
+from openapi_tool.jina.request_context import RequestContext
 from openapi_tool.jina.response import Expected
 from openapi_tool.protocol.errors import ToolError, ToolTimeout, UpstreamUnavailable
 from openapi_tool.protocol.records import DefinitionRecord

@@ -18,7 +18,8 @@ import respx
 import yaml
 from pydantic import SecretStr
 
-from openapi_tool.jina.barriers import BARRIERS, STEMS, barrier_type
+from openapi_tool.jina.barrier_words import BARRIERS, STEMS
+from openapi_tool.jina.barriers import barrier_type
 from openapi_tool.jina.batches import batch_output
 from openapi_tool.jina.endpoints import ENDPOINTS
 from openapi_tool.jina.inline_data import without_inline_images

@@ -572,6 +572,8 @@ catalogue.CATALOGUE = {**catalogue.CATALOGUE, tool.name: tool}
 
 from openapi_tool.jina import conversions, endpoints, failure_rules, parameters, response
 from openapi_tool.jina.rendering import usage_of
+from openapi_tool.jina import conversions, endpoints, failure_rules, parameters, response, timeouts
+from openapi_tool.jina.content import usage_of
 from openapi_tool.protocol.projects import AgentKey
 from openapi_tool.quotas.limiter import Limiter
 from openapi_tool.quotas.permits import PermitRequest
@@ -590,9 +592,9 @@ def render(envelope, _parameters, _context):
     return ToolOutput((Item(envelope["text"]),), {}, usage_of(envelope))
 
 table = (parameters.Parameter("content", conversions.text(), model=True),)
-timeouts = endpoints.Timeouts(15, needs_timeout=lambda _: False)
+segment_timeouts = timeouts.Timeouts(15, needs_timeout=lambda _: False)
 endpoints.ENDPOINTS["segment"] = endpoints.Endpoint(
-    segment, table, timeouts, cheaper=lambda parameters, *_: ["less than " + parameters["content"]],
+    segment, table, segment_timeouts, cheaper=lambda parameters, *_: ["less than " + parameters["content"]],
 )
 response.RESPONSES["segment"] = response.Responses(
     render, failure_rules.Failures({42299: failure_rules.Rule(BadRequest, "The text cannot be split; shorten it.")})

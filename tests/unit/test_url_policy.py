@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openapi_tool.jina import address_repair, url_policy
+from openapi_tool.jina import address_repair, page_urls, url_policy
 from openapi_tool.jina.address_repair import MAX_URL_CHARS
 from openapi_tool.jina.public_addresses import is_public
 from openapi_tool.jina.url_policy import INTERNAL_SUFFIXES, UrlPolicy, checked_url
@@ -327,7 +327,7 @@ LABORIOUS = {
 }
 CALLS = 2_000
 """More steps than any text needs (a host of 1,024 characters has 512 labels), but far fewer than one per character."""
-CHECKING_FILES = {address_repair.__file__, url_policy.__file__}
+CHECKING_FILES = {address_repair.__file__, page_urls.__file__, url_policy.__file__}
 
 
 @pytest.mark.parametrize("text", LABORIOUS.values(), ids=LABORIOUS)

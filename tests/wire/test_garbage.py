@@ -14,7 +14,7 @@ from tests.wire.conftest import World
 
 PAGE = "http://site.fixture.test:8099/article"
 ATTEMPTS = 4
-_CONNECTION = "openapi_tool.jina.connections.UpstreamConnection"
+_CONNECTION = "openapi_tool.jina.upstream_connection.UpstreamConnection"
 """A closed TLS connection is a cycle: the event loop's transport and its protocol refer to each other."""
 
 CALLS: Mapping[str, tuple[Mapping[str, Any] | None, Mapping[str, Any]]] = {

@@ -17,7 +17,8 @@ from prometheus_client import REGISTRY
 
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.jina.backend import JinaBackend
-from openapi_tool.jina.byte_semaphore import ByteSemaphore, ResponseMemory, max_call_memory
+from openapi_tool.jina.byte_semaphore import ByteSemaphore, ResponseMemory
+from openapi_tool.jina.memory_estimates import max_call_memory
 from openapi_tool.kernel.jetstream import doorbell_publisher
 from openapi_tool.kernel.jetstream.doorbell_publisher import DoorbellPublisher
 from openapi_tool.kernel.jetstream.leases import BUCKET, Lease, Leases, LeaseTaken, lease_key
