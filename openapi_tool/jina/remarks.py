@@ -1,8 +1,8 @@
 """Words for the model about results: warnings about pages, by their types, and remarks on what is missing.
 
 The model reads both outside of the markers around web content, so no page can fake one. `page_warnings.py` finds the
-types of a page's warnings, `content.py` writes the words into the output. Many words name a *remedy*, an argument that
-may help in a further call.
+types of a page's warnings; `page_content.py` and `search_content.py` write the words into the output. Many words name a
+*remedy*, an argument that may help in a further call.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ wrote, so a worker process runs it (`response_task.py`), except for bodies that 
 - `Expected`: what the request tells about its response;
 - `Received`: what came with the body.
 
-The JSON of a body is an *envelope*, an object `{code, status, data, meta}` around the results. `content.py` renders the
-envelope of a success, `failures.py` makes an error of any other.
+The JSON of a body is an *envelope*, an object `{code, status, data, meta}` around the results. `page_content.py` and
+`search_content.py` render the envelope of a success; `failures.py` makes an error of any other.
 """
 
 from __future__ import annotations

@@ -570,10 +570,8 @@ tool = replace(catalogue.CATALOGUE["jina.search"], name="jina.segment", operatio
 operations.OPERATIONS += (segment,)
 catalogue.CATALOGUE = {**catalogue.CATALOGUE, tool.name: tool}
 
-from openapi_tool.jina import conversions, endpoints, failure_rules, parameters, response
-from openapi_tool.jina.rendering import usage_of
 from openapi_tool.jina import conversions, endpoints, failure_rules, parameters, response, timeouts
-from openapi_tool.jina.content import usage_of
+from openapi_tool.jina.rendering import usage_of
 from openapi_tool.protocol.projects import AgentKey
 from openapi_tool.quotas.limiter import Limiter
 from openapi_tool.quotas.permits import PermitRequest
