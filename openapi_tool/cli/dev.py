@@ -20,7 +20,7 @@ import typer
 
 from openapi_tool.cli.dev_feed import Feed
 from openapi_tool.cli.dev_page import DevStatistics, dev_page
-from openapi_tool.cli.dev_stack import DevOptions, DevStack, running_dev_stack
+from openapi_tool.cli.dev_stack import DevFlags, DevStack, running_dev_stack
 from openapi_tool.cli.embedded import extra_needed, this_program
 from openapi_tool.cli.options import UpstreamChoice
 from openapi_tool.cli.output import allowed_style, fail, print_line, print_status
@@ -59,7 +59,7 @@ def dev(
     with suppress(KeyboardInterrupt):
         version = protocol or DEFAULT_VERSION
         folder = keep.resolve() if keep else None
-        _run(DevOptions(upstream, version, folder, name, pg_port, nats_port, page_port, replicas))
+        _run(DevFlags(upstream, version, folder, name, pg_port, nats_port, page_port, replicas))
 
 
 def _require_free(ports: Mapping[str, int]) -> None:
@@ -73,7 +73,7 @@ def _require_free(ports: Mapping[str, int]) -> None:
                 fail(f"{option}: port {port} cannot be used: {why}; name another one, or 0 for any free one")
 
 
-def _run(options: DevOptions) -> None:
+def _run(options: DevFlags) -> None:
     with extra_needed("dev"):
         from openapi_tool.cli.dev_settings import dev_settings  # noqa: PLC0415 - needs the extra [local]
         from openapi_tool.local import stack as _  # noqa: F401, PLC0415 - the same; `running_dev_stack` imports it
@@ -88,7 +88,7 @@ def _run(options: DevOptions) -> None:
         fail(str(error))
 
 
-async def _watch(stack: DevStack, options: DevOptions) -> None:
+async def _watch(stack: DevStack, options: DevFlags) -> None:
     """Describe the stack, then print its calls until a signal has stopped the executors."""
     statistics = DevStatistics()
     stopping = _stop_on_signals(stack.executors)
@@ -125,7 +125,7 @@ def _stop_on_signals(executors: Sequence[ExecutorProcess]) -> asyncio.Event:
     return stopping
 
 
-def _description(stack: DevStack, options: DevOptions, tools: Sequence[str], page_url: str) -> Iterator[str]:
+def _description(stack: DevStack, options: DevFlags, tools: Sequence[str], page_url: str) -> Iterator[str]:
     for variable in stack.variables:
         yield f"export {variable}"
     yield f"project {PROJECT}, agent {AGENT}, tools {', '.join(tools)}"

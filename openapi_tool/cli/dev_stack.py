@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class DevOptions:
-    """Options of the command. With `keep` the data stays in that folder; a port of 0 is any free one.
+class DevFlags:
+    """Flags of the command. With `keep` the data stays in that folder; a port of 0 is any free one.
 
     `name` is the name of the stack for `openapi-tool --dev NAME`; without it the first free one of `automatic_names`.
     """
@@ -70,7 +70,7 @@ class DevStack:
 
 
 @contextmanager
-def running_dev_stack(options: DevOptions, settings: DevSettings) -> Iterator[DevStack]:
+def running_dev_stack(options: DevFlags, settings: DevSettings) -> Iterator[DevStack]:
     """Run the stack, and announce it to other commands. Raises DevError, ServerFailed, OSError."""
     from openapi_tool.local.stack import EmbeddedStack  # noqa: PLC0415 - needs the extra [local]
 
@@ -95,9 +95,7 @@ def running_dev_stack(options: DevOptions, settings: DevSettings) -> Iterator[De
         yield stack
 
 
-def _start(
-    servers: EmbeddedStack, options: DevOptions, settings: DevSettings, exits: ExitStack
-) -> list[ExecutorProcess]:
+def _start(servers: EmbeddedStack, options: DevFlags, settings: DevSettings, exits: ExitStack) -> list[ExecutorProcess]:
     """Start the servers, prepare the simulated kernel, and start the executors; `exits` stops them."""
     from openapi_tool.local.sample_calls import demo_tools  # noqa: PLC0415 - needs the extra [local]
     from openapi_tool.local.stack import kernel_schema  # noqa: PLC0415 - the same

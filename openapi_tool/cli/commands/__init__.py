@@ -92,7 +92,8 @@ def _global_options(
 
 
 # Help lists the commands in this order, first all without a group. `add_typer` adds the commands of a nameless Typer
-# to the program itself, and a Typer with a name as a group.
+# to the program itself, and a Typer with a name as a group. Each group has a `short_help`, because typer truncates a
+# summary that it makes from `help`.
 app.add_typer(serving.commands)
 app.add_typer(observing.commands)
 if find_spec("openapi_tool.local"):  # the image does not contain the embedded stack

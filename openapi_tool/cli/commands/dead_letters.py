@@ -9,7 +9,10 @@ import typer
 from openapi_tool.cli.options import JsonOption
 
 deadletters = typer.Typer(
-    name="deadletters", no_args_is_help=True, help="List, show and replay commands that got no result."
+    name="deadletters",
+    no_args_is_help=True,
+    help="List, show and replay commands that got no result.",
+    short_help="List, show and replay commands that got no result.",
 )
 
 

@@ -9,7 +9,12 @@ import typer
 
 from openapi_tool.cli.options import JsonOption, OneObjectOption, StateOption
 
-state_file = typer.Typer(name="state", no_args_is_help=True, help="Delete what a gateway has stored.")
+state_file = typer.Typer(
+    name="state",
+    no_args_is_help=True,
+    help="Delete what a gateway has stored.",
+    short_help="Delete what a gateway has stored.",
+)
 
 
 @state_file.callback()
@@ -34,7 +39,12 @@ def purge(
 
 _TOKENS_FILE = typer.Option("--file", help="File of tokens (JSON) instead of the state file.", show_default=False)
 
-tokens = typer.Typer(name="tokens", no_args_is_help=True, help="Create, list and revoke the tokens of a gateway.")
+tokens = typer.Typer(
+    name="tokens",
+    no_args_is_help=True,
+    help="Create, list and revoke the tokens of a gateway.",
+    short_help="Create, list and revoke the tokens of a gateway.",
+)
 
 
 @tokens.command("create", short_help="Create a token and print it, once.")

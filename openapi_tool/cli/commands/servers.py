@@ -11,7 +11,12 @@ from openapi_tool.nats_client.users import NatsUser
 
 _FOR = typer.Option("--for", help="`serve`, or the command that it is for.")
 
-sql = typer.Typer(name="sql", no_args_is_help=True, help="Print the database privileges that the service needs.")
+sql = typer.Typer(
+    name="sql",
+    no_args_is_help=True,
+    help="Print the database privileges that the service needs.",
+    short_help="Print the database privileges that the service needs.",
+)
 
 
 @sql.callback()
@@ -42,7 +47,12 @@ def grants(
     work.grants(role=role, registration=registration, user=user, as_json=as_json)
 
 
-nats = typer.Typer(name="nats", no_args_is_help=True, help="Print NATS permissions; show or restore the durable.")
+nats = typer.Typer(
+    name="nats",
+    no_args_is_help=True,
+    help="Print NATS permissions; show or restore the durable.",
+    short_help="Print NATS permissions; show or restore the durable.",
+)
 
 
 @nats.command(short_help="Print the subjects that a user must be permitted.")

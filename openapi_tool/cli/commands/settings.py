@@ -8,7 +8,12 @@ import typer
 
 from openapi_tool.cli.options import ConfigOption, OneObjectOption
 
-config = typer.Typer(name="config", no_args_is_help=True, help="Show the settings in effect, and where each was set.")
+config = typer.Typer(
+    name="config",
+    no_args_is_help=True,
+    help="Show the settings in effect, and where each was set.",
+    short_help="Show the settings in effect, and where each was set.",
+)
 
 
 @config.callback()
