@@ -16,6 +16,7 @@ from prometheus_client import REGISTRY
 
 from openapi_tool.kernel.postgres.store import KernelStore
 from openapi_tool.local.placed_call import PlacedCall
+from openapi_tool.telemetry.calls import RECENT
 from openapi_tool.telemetry.recent_warnings import RECENT_WARNINGS
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.telemetry.replica_problems import found_problems
@@ -25,6 +26,8 @@ from tests.requirements import requirement
 from tests.support import framed_items
 from tests.wire.conftest import RECORDED_ARGUMENTS, Outcome, World
 from tests.wire.test_refusals import assert_settled_once
+
+LOAD_S = 0.6  # for which the rows of a call cannot be read
 
 PAGE = {"url": "http://site.fixture.test:8099/article"}
 ATTEMPTS = 4  # the first request and three retries, for any status that is retried
@@ -597,3 +600,17 @@ async def test_a_key_that_the_upstream_accepts_again_is_listed_as_recovered(worl
         assert (accepted.now, accepted.earlier[0].startswith("recovered: r: key.refused")) == ([], True)
     finally:
         logging.getLogger("openapi_tool").removeHandler(RECENT_WARNINGS)
+
+
+@requirement("metrics")
+async def test_the_time_of_a_slow_load_is_not_shown_as_time_in_the_queue(world: World) -> None:
+    call = await world.place()
+    async with world.caller.database.transaction():
+        await world.caller.database.execute("lock table resource.tools in access exclusive mode")  # blocks the load
+        await world.caller.publish(call)
+        await asyncio.sleep(LOAD_S)
+    outcome = await world.outcome(call)
+    finished = RECENT[-1]
+    assert outcome.content["status"] == "success"
+    assert finished.loaded - finished.began >= LOAD_S / 2
+    assert finished.age_s < LOAD_S / 2

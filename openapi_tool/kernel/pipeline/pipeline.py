@@ -185,16 +185,18 @@ class Pipeline:
     def _facts_before_run(
         self, delivery: Delivery, command: Command, call: Call, link: TraceLink, received: float
     ) -> CallFacts:
-        """Return what telemetry knows before the call runs; the lists of the call grow while it runs."""
+        """Return what telemetry knows before the call runs; `attempts` and `permit_waits` are filled while it runs."""
+        loaded = time.monotonic()
+        age_when_loaded_s = self._clock() - delivery.published_at.timestamp()
         return CallFacts(
             ids=log_ids(call.identity),
             trace_id=link.parent.trace_id,
             protocol=self._dialect.version,
             function_name=short(command.function_name),
             delivery_attempt=delivery.number,
-            age_s=max(0.0, self._clock() - delivery.published_at.timestamp()),
+            age_s=max(0.0, age_when_loaded_s - (loaded - received)),
             began=received,
-            loaded=time.monotonic(),
+            loaded=loaded,
             attempts=call.attempts,
             permit_waits=call.permit_waits,
         )
