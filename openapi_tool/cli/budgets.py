@@ -13,7 +13,7 @@ from typing import Any
 import typer
 
 from openapi_tool.cli.output import print_status
-from openapi_tool.cli.statistics import Replicas, show_statistics
+from openapi_tool.cli.statistics import Statistics, show_statistics
 from openapi_tool.cli.tables import Rows
 
 _ACCOUNT_FIELDS = ("project", "scope", "who", "tool", "period")
@@ -35,7 +35,7 @@ def budgets(*, project: str | None, as_json: bool, state: Path | None = None) ->
     )
 
 
-def used_accounts(replicas: Replicas, project: str | None = None) -> list[dict[str, Any]]:
+def used_accounts(replicas: Statistics, project: str | None = None) -> list[dict[str, Any]]:
     """Return each account, of one project or all, with the highest use that a replica reports."""
     accounts: dict[tuple[str, ...], dict[str, Any]] = {}
     for replica in replicas:
@@ -54,7 +54,7 @@ def _used_share(account: Mapping[str, Any]) -> float:
     return float(account.get("share") or 0)
 
 
-def shown(replicas: Replicas, project: str | None = None) -> Rows:
+def shown(replicas: Statistics, project: str | None = None) -> Rows:
     """Return a table of the accounts; if there is none, print how to set a budget, and exit."""
     accounts = used_accounts(replicas, project)
     if not accounts:

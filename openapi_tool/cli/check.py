@@ -144,17 +144,17 @@ async def _postgres(bootstrap: Bootstrap) -> list[str]:
 
 
 async def _nats(bootstrap: Bootstrap) -> list[str]:
-    durable = bootstrap.durable
+    options = bootstrap.durable
     with outage_as_unavailable(bootstrap.bus.where):
         async with connected(replace(bootstrap.bus, once=True)) as client:
             encryption = _transport(encrypted=client.encrypted)
-            stream = await command_stream_of(client, durable)
+            stream = await command_stream_of(client, options)
             problems = await unusable(client, stream or "", quotas=bootstrap.quotas is None)
             if problems:
                 raise _CheckFailed("; ".join(problems))
             if stream is None:
                 return [encryption, "the command stream is created at the start"]
-            state_of_durable = await _durable(client, Durable(stream, durable.name), durable)
+            state_of_durable = await _durable(client, Durable(stream, options.name), options)
             return [encryption, f"stream {stream}", state_of_durable]
 
 
@@ -206,7 +206,7 @@ async def _definitions(bootstrap: Bootstrap, project: str) -> list[str]:
     async with ToolRows.open(bootstrap.pool) as rows:
         definitions = await rows.definitions(project)
     unusable_tools = []
-    ignored = []
+    remarks = []  # also on tools of others: what of them this program would not use
     tools_of_others = []
     for row in definitions:
         name = row["tool_name"]
@@ -215,13 +215,13 @@ async def _definitions(bootstrap: Bootstrap, project: str) -> list[str]:
             unusable_tools.append(f"{name}: {'; '.join(verdict.problems)}")
         elif verdict.kind == NOT_OURS:
             tools_of_others.append(name)
-        ignored += [f"{name}: {problem}" for problem in verdict.problems]
+        remarks += [f"{name}: {problem}" for problem in verdict.problems]
     if unusable_tools:
         raise _CheckFailed("; ".join(unusable_tools))
     details = [counted(len(definitions) - len(tools_of_others), "definition")]
     if tools_of_others:
         details.append(f"of other executors: {', '.join(tools_of_others)}")
-    return details + ignored
+    return details + remarks
 
 
 def _transport(*, encrypted: bool) -> str:

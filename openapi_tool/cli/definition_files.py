@@ -72,7 +72,8 @@ class LoadedDefinition:
 def lint_files(files: Sequence[Path], config: Path | None = None) -> list[LocatedProblem]:
     """Return all problems of all definitions, in the order of the text. Exits with 2 if a file cannot be read.
 
-    `config` is the executor's TOML file; without it this machine's settings are read, which may differ.
+    `config` is the TOML file of the executor that will run the tools (`known_to_be_serving`). Without it this machine's
+    settings are read, which may differ from the executor's; then what depends on them is a warning.
     """
     with settings_file(config):
         settings = load_settings(NO_DATABASE)
@@ -108,7 +109,7 @@ def _duplicate_names(sources: Sequence[tuple[str, Source]]) -> list[LocatedProbl
     located = []
     for file, source in sources:
         document = source.document if isinstance(source.document, dict) else {}
-        key = "tool_name" if "tool_name" in document else "name"
+        key = "tool_name" if "tool_name" in document else "name"  # a file may use either
         name = document.get(key)
         if not isinstance(name, str):
             continue

@@ -1,4 +1,4 @@
-"""`demo --door mcp` and `demo --door http`: a few calls of a client, or with --serve a door for a client of the user.
+"""`demo --door mcp` and `demo --door http`: a few calls of a client, or, with --serve, a door for your own client.
 
 A *door* is a program through which calls come in: `openapi-tool mcp`, or `openapi-tool gateway` (HTTP).
 """
@@ -38,12 +38,12 @@ def serve_door(door: DoorChoice, *, upstream: UpstreamChoice, tools: Path | None
     if door not in _COMMANDS:
         fail("--serve needs --door mcp or --door http; for a kernel use: openapi-tool dev")
     _require_packages_and_key(upstream)
-    from openapi_tool.local import door_demo  # noqa: PLC0415 - its packages are there
+    from openapi_tool.local import door_demo as local_door  # noqa: PLC0415 - its packages are there
     from openapi_tool.local.servers import ServerFailed  # noqa: PLC0415 - the same
 
     options = [] if tools is None else ["--tools", str(tools)]
     try:
-        code = door_demo.serve(upstream.value, _COMMANDS[door], *options)
+        code = local_door.serve(upstream.value, _COMMANDS[door], *options)
     except ServerFailed as failure:
         fail(str(failure))
     raise typer.Exit(code)

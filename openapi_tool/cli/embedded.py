@@ -45,7 +45,8 @@ def executor_settings(upstream: UpstreamChoice) -> dict[str, str]:
     """
     settings = {"OPENAPI_TOOL__TELEMETRY__LOG_LEVEL": "debug"}
     if upstream is UpstreamChoice.DOUBLE:
-        settings["OPENAPI_TOOL__SECRETS__ALLOWED_ENV"] = "SEARCH_API_KEY"  # the double has a key of this name, too
+        # A definition may name this key in place of the default one; the double has both.
+        settings["OPENAPI_TOOL__SECRETS__ALLOWED_ENV"] = "SEARCH_API_KEY"
         return settings
     key = os.environ.get(DEFAULT_AUTH_ENV)
     if not key:
@@ -72,4 +73,4 @@ def running(
         print_status("Starting the executor …", quiet=quiet)
         executor.start()
         yield executor
-        executor.stop()
+        executor.stop()  # after an error, the stack stops it

@@ -138,6 +138,7 @@ def with_state(
 def _with_copied_rows(
     work: Callable[[StateFile], Awaitable[T]], read_rows: Callable[[NatsRows], Awaitable[list[CallRow]]] | None
 ) -> T:
+    from openapi_tool.gateway.nats_rows import NatsRows  # noqa: PLC0415 - drivers that a file does not need
     from openapi_tool.state.nats_texts import Patience  # noqa: PLC0415
 
     async def work_on_copy(_: Bootstrap, client: BusClient) -> T:

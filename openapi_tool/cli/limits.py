@@ -15,7 +15,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from openapi_tool.cli.output import or_dash
-from openapi_tool.cli.statistics import Replicas, show_statistics
+from openapi_tool.cli.statistics import Statistics, show_statistics
 from openapi_tool.cli.tables import Rows
 
 _UPDATE_S = 2.0
@@ -61,7 +61,7 @@ def limits(*, watch: bool, as_json: bool, state: Path | None = None) -> None:
     )
 
 
-def limits_in_use(replicas: Replicas) -> list[dict[str, Any]]:
+def limits_in_use(replicas: Statistics) -> list[dict[str, Any]]:
     """Return an entry per key and endpoint: the highest of shared figures, the sum of a replica's own."""
     reports: dict[tuple[str, str], list[_LimitReport]] = defaultdict(list)
     for replica in replicas:
@@ -108,7 +108,7 @@ def _combined(variable: str, endpoint: str, reports: Sequence[_LimitReport]) -> 
     }
 
 
-def configured_limits(replicas: Replicas) -> list[dict[str, Any]]:
+def configured_limits(replicas: Statistics) -> list[dict[str, Any]]:
     """Return the limits of the settings that the replicas run with, each once; `variable` None is each other key."""
     found: list[dict[str, Any]] = []
     for replica in replicas:
@@ -119,7 +119,7 @@ def configured_limits(replicas: Replicas) -> list[dict[str, Any]]:
     return found
 
 
-def refused_keys(replicas: Replicas) -> list[dict[str, Any]]:
+def refused_keys(replicas: Statistics) -> list[dict[str, Any]]:
     """Return the keys that an endpoint refuses, each as reported by the replica that will retry it last."""
     reports = [report for replica in replicas for report in replica.get("upstream_keys") or ()]
     reports.sort(key=lambda report: report.get("tried_again_s") or 0)
@@ -130,7 +130,7 @@ def refused_keys(replicas: Replicas) -> list[dict[str, Any]]:
     return [last_reports[key_and_endpoint] for key_and_endpoint in sorted(last_reports)]
 
 
-def shown(replicas: Replicas) -> Group:
+def shown(replicas: Statistics) -> Group:
     """Return tables of refused keys, limits, replicas, and waiting calls by project."""
     tables: list[RenderableType] = []
     keys = refused_keys(replicas)

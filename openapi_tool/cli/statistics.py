@@ -26,8 +26,8 @@ from openapi_tool.state.sqlite import StateFile
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-Replicas = Sequence[Mapping[str, Any]]
-"""The statistics of each replica or process."""
+Statistics = Sequence[Mapping[str, Any]]
+"""The statistics of each replica, or of each process of a gateway."""
 
 _NOBODY_ANSWERS = 1
 _REPLIES_S = 1.0
@@ -40,8 +40,8 @@ _WITHOUT_NATS = (
 def show_statistics(
     state: Path | None,
     *,
-    draw: Callable[[Replicas], RenderableType],
-    as_object: Callable[[Replicas], Any],
+    draw: Callable[[Statistics], RenderableType],
+    as_object: Callable[[Statistics], Any],
     as_json: bool,
     every_s: float | None = None,
     remark_on_gateway: str = "",
@@ -62,12 +62,12 @@ def show_statistics(
 class _View:
     """What to show of statistics, and how."""
 
-    draw: Callable[[Replicas], RenderableType]
-    as_object: Callable[[Replicas], Any]
+    draw: Callable[[Statistics], RenderableType]
+    as_object: Callable[[Statistics], Any]
     as_json: bool
     every_s: float | None
 
-    async def show(self, first: Replicas, ask: Callable[[], Awaitable[Replicas]]) -> None:
+    async def show(self, first: Statistics, ask: Callable[[], Awaitable[Statistics]]) -> None:
         """Show the first answers, and what `ask` returns later if the view is to be updated."""
 
         async def drawn_again() -> RenderableType:

@@ -39,7 +39,7 @@ async def redraw(
     """Draw on the terminal, or print to a file or pipe, every `every_s` seconds until Ctrl-C or SIGTERM."""
     task = asyncio.current_task()
     if task is not None:
-        # Let SIGTERM do what asyncio does at Ctrl-C, which jobs in the background of a shell ignore.
+        # Let SIGTERM do what asyncio does at Ctrl-C (SIGINT): a job in the background of a shell ignores SIGINT.
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     drawn = first
     screen = Live(console=console, auto_refresh=False, screen=True) if console.is_terminal else nullcontext()

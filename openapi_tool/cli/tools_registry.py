@@ -71,7 +71,7 @@ def delete(
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Delete definitions: all of them, or none if one does not exist."""
+    """Delete definitions, after a check that all of them exist."""
 
     async def delete_all(registry: Registry, _: object) -> list[dict[str, Any]]:
         known = {row["tool_name"] for row in await registry.rows(project)}

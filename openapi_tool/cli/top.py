@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from openapi_tool.cli.output import or_dash
-from openapi_tool.cli.statistics import Replicas, show_statistics
+from openapi_tool.cli.statistics import Statistics, show_statistics
 from openapi_tool.cli.tables import Rows, cell
 from openapi_tool.telemetry.replica_problems import but_noticed, found_problems
 from openapi_tool.tools.wording import counted
@@ -37,12 +37,12 @@ def top(*, once: bool, every_s: float, expect: int, as_json: bool, state: Path |
     )
 
 
-def _as_object(replicas: Replicas, expect: int) -> dict[str, Any]:
+def _as_object(replicas: Statistics, expect: int) -> dict[str, Any]:
     found = found_problems(replicas, expect)
     return {"replicas": replicas, "problems": found.now, "earlier": found.earlier}
 
 
-def shown(replicas: Replicas, expect: int = 0) -> Group:
+def shown(replicas: Statistics, expect: int = 0) -> Group:
     """Return the problems, tables of replicas and tools, and what was wrong earlier.
 
     The present problems come first, because a terminal that is too low shows the beginning.
@@ -67,7 +67,7 @@ def _line(text: str, style: str) -> Text:
     return line
 
 
-def _replica_table(replicas: Replicas) -> Rows:
+def _replica_table(replicas: Statistics) -> Rows:
     table = Rows("replica", *_COLUMNS, title=f"{counted(len(replicas), 'replica')}, the last minute")
     for replica in replicas:
         table.add(*(_figure(replica.get(name)) for name in ("instance", *_COLUMNS)))
@@ -81,7 +81,7 @@ def _figure(value: object) -> str:
     return or_dash(value)
 
 
-def _lag_lines(replicas: Replicas) -> Iterator[Text]:
+def _lag_lines(replicas: Statistics) -> Iterator[Text]:
     """Yield a line with the commands that the durable still has to deliver; none for a gateway."""
     reports = [replica for replica in replicas if "pending" in replica and "unacknowledged" in replica]
     if reports:
@@ -91,7 +91,7 @@ def _lag_lines(replicas: Replicas) -> Iterator[Text]:
         yield cell(f"durable: {counted(pending, 'command')} not delivered, {unsettled} not settled")
 
 
-def _tool_tables(replicas: Replicas) -> Iterator[Rows]:
+def _tool_tables(replicas: Statistics) -> Iterator[Rows]:
     """Yield a table of the calls by project and tool, and of how many of them failed and why; none without calls."""
     calls: Counter[tuple[str, ...]] = Counter()
     errors_by_tool: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)

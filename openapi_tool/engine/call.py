@@ -46,7 +46,7 @@ class CallMemory(Protocol):
 class Call:
     """Who calls, and what the call has used so far.
 
-    The door sets, when it makes the call:
+    Set when the call is made (`ToolRunner.new_call`):
 
     - `identity`: project, agent and turn of the caller, as the door names them.
     - `memory`: memory for its responses. The door enters it before the run, and exits it once the result is stored.
@@ -54,7 +54,7 @@ class Call:
     - `quota_namespace`: text before the project's name in the records of quotas; may be empty.
     - `number`: number of the call in this process, which no other call has.
 
-    Engine and backend set, before the first request:
+    Set by the engine (`recheck`) and the backend (`accounts`) before the first request:
 
     - `recheck`: raises ToolError if the call may send no more requests, for example because an operator has disabled
       its tool meanwhile.
@@ -92,5 +92,5 @@ class Call:
 
     @property
     def quota_agent(self) -> AgentKey:
-        """Project and agent as the records of quotas name them: who pays for the requests, and whose turn it is."""
+        """Project and agent as the records of quotas name them: who pays for the requests, and who queues."""
         return AgentKey(quota_project(self.quota_namespace, self.project), self.identity.agent_id)

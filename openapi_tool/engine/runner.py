@@ -102,9 +102,10 @@ class ToolRunner:
         return Call(identity, memory, slot, quota_namespace=self._options.quota_namespace)
 
     async def run(self, call: Call, definition: ToolDefinition, tool_call: ToolCall, deadline: Deadline) -> RunResult:
-        """Run a call within its memory. Raises Unavailable and CancelledError; any other failure becomes its result.
+        """Run a call. Raises Unavailable and CancelledError; any other failure becomes its result.
 
-        `tool_call` has the model's arguments.
+        The caller has entered `call.memory`, the reserved memory of its responses. `tool_call` has the model's
+        arguments.
         """
         started = time.monotonic()
         session_id: str | None = None
@@ -133,7 +134,7 @@ class ToolRunner:
 
         Four steps:
 
-        1. Tell the model's arguments from those that the kernel has added, and render the definition's defaults.
+        1. Separate the model's arguments from those that the kernel has added, and render the definition's defaults.
         2. Check both against the definition's schema.
         3. Merge them with the fixed values and the secrets.
         4. Leave out arguments that neither the definition nor Jina knows.
@@ -162,7 +163,7 @@ class ToolRunner:
             return await self._pagination.search(call, definition, request.search, request.cursor, request.max_tokens)
 
     def _check_switch(self, project: str, tool_name: str) -> None:
-        """Raise ToolNotAvailable if an operator has disabled the tool, which may be since the call began."""
+        """Raise ToolNotAvailable if an operator has disabled the tool, perhaps while the call runs."""
         self._switches.check(project, tool_name)
 
     def failure_result(
@@ -194,7 +195,10 @@ class ToolRunner:
 
 
 def _log_start(call: Call, definition: ToolDefinition, arguments: Arguments) -> None:
-    """Log that a call begins; warn if it uses another key than its definition names."""
+    """Log that a call begins; warn if it cannot use the key that `options.envs` of its definition names.
+
+    It uses the key that `auth_env` of the definition names then.
+    """
     if arguments.key_fallback_reason is not None:
         log.warning(
             "the key of auth_env (%s) is used instead of the definition's own: %s",
@@ -237,6 +241,7 @@ def _success_fields(
         tool=definition.built_in.name,
         session=arguments.session_id,
         budget=_remaining_budget(call),
+        # Names of arguments that were changed before they were used, such as an address without `https://`.
         repaired=tuple(sorted({*arguments.repaired, *call.repaired})),
     )
 

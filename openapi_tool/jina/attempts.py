@@ -60,14 +60,16 @@ class UpstreamSender:
         """
         accounts = item.call.accounts
         permit_request = item.permit_request()
-        min_retry_s = item.min_retry_s
+        min_retry_s = item.min_retry_s  # must be left for a retry itself
         # A shared request may outlive the call that started it; until its end it keeps that call's memory.
         with item.memory:
             context = RequestContext(item.call, item.memory)
             number = 0
             while True:
                 number += 1
-                reservation = None if accounts is None else await accounts.reserve(item.min_tokens, item.deadline)
+                reservation = None
+                if accounts is not None:  # reserves the average cost of the tool, at least `min_tokens`
+                    reservation = await accounts.reserve(item.min_tokens, item.deadline)
                 permit = await self._acquire(permit_request, reservation, context)
                 attempt = _Attempt(item, number, permit, reservation, context, meter)
                 try:
@@ -126,12 +128,13 @@ class UpstreamSender:
     async def _send(self, attempt: _Attempt) -> UpstreamResult:
         """Send the request now, and record it in call, metrics and cost estimates. Raises ToolError."""
         item, permit, context = attempt.item, attempt.permit, attempt.context
-        request = item.timed_request()
+        request = item.timed_request()  # its `timeout` is the time that is left now
         record = UpstreamAttempt(time.monotonic(), request.method, request.host, resends=attempt.number - 1)
         context.record_attempt(record)
-        item.call.slot.sending()
+        item.call.slot.sending()  # from now on a process that is to stop waits for this call
         UPSTREAM_WAITS.begin(record)
         try:
+            # The client calls `permit.connected` once the request has a connection, which sets `permit.is_sent`.
             result = await self._client.fetch(request, permit.key, item.deadline, context, permit.connected)
         except ToolError as error:
             _record_end(record, context, error.code)
@@ -202,7 +205,7 @@ class _Attempt:
             self._count(self.estimated_tokens)
         else:
             if self.item.call.accounts is not None:
-                self.item.call.accounts.learn_cost(tokens)
+                self.item.call.accounts.learn_cost(tokens)  # for the reservations of later requests
             self._count(tokens)
 
     def _count(self, tokens: int) -> None:
@@ -231,7 +234,7 @@ def _record_end(record: UpstreamAttempt, context: RequestContext, error_code: st
 
 
 def _output(result: UpstreamResult, parameters: Mapping[str, Any], context: RequestContext) -> ToolOutput:
-    """Return the output of a successful request, with what its parameters say about it.
+    """Return the output of a successful request, with its format for a UI, and whether it may be stored.
 
     Raises the error of a response that has nothing to show.
     """

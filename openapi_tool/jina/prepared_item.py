@@ -17,7 +17,7 @@ from openapi_tool.jina.endpoints import Endpoint, endpoint_of
 from openapi_tool.jina.request import UpstreamRequest, build_request
 from openapi_tool.jina.resolved_parameters import (
     ResolvedParameters,
-    changed_arguments,
+    changed_main_argument,
     resolve_parameters,
     under_url_policy,
     with_token_limit,
@@ -152,7 +152,7 @@ def _sent_parameters(
         call.left_out_logged = True
         _log_left_out(definition, given.left_out)
     sent = under_url_policy(given, definition, url_policy)
-    call.repaired |= changed_arguments(definition, given, sent)
+    call.repaired |= changed_main_argument(definition, given, sent)
     return sent
 
 

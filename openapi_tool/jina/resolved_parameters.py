@@ -1,11 +1,11 @@
-"""The upstream parameters of a call, resolved from its definition and its arguments (jina-api 0-2).
+"""The upstream parameters of a call, resolved from its definition and its arguments (jina-api sections 0 to 2).
 
 A parameter may be set in several places. Of these a later one overrides an earlier one: the definition's `headers`, its
 `params`, its default arguments, the model's arguments, its fixed arguments. One parameter may have several names
 (`query` and `q`), and the rule holds for the parameter: a fixed value wins, whichever name the model uses.
 
-The definition belongs to the *operator*, so a mistake in it is his; a mistake in an argument of the model is the
-*model*'s, which reads the error and calls again.
+Whoever wrote the definition is called the *operator* here. The model cannot correct a mistake of the operator. It can
+correct its own arguments, so it reads the error about them, and calls again.
 """
 
 from __future__ import annotations
@@ -55,8 +55,7 @@ class ResolvedParameters:
     - `secrets`: members of the body that hold a secret.
     - `timeout_s`: the call's own time limit in seconds.
     - `main_parameter_option`: path of the definition's option that sets the query or address; None if the model set it.
-    - `names`: the name by which the model gave a parameter, by the parameter's name; only of parameters whose value is
-      the model's.
+    - `names`: the name that the model used for each parameter that it set: `{"q": "query"}`.
     - `left_out`: options of the definition that are not sent, each with the reason.
     - `denied`: hosts that are neither read nor shown (`UrlPolicy.deny`).
     """
@@ -98,9 +97,9 @@ def examine_parameters(definition: ToolDefinition, arguments: Arguments, *, sugg
 def without_unknown(definition: ToolDefinition, arguments: Arguments) -> Arguments:
     """Drop the model's arguments that neither the tool nor the upstream knows.
 
-    Only a definition that allows any argument has these; the kernel's own executor sends them upstream (protocol
-    section 10). A call without a query or address keeps them: one of them is probably meant as such, and the error will
-    name them.
+    There are such arguments only if the definition's schema allows any. The kernel's own program sends them upstream
+    (protocol section 10); this one does not, and names them in the result. A call without a query or address keeps
+    them: one of them is probably meant as such, and the error will name them.
     """
     if not definition.takes_other_arguments or not _has_main_argument(definition, arguments):
         return arguments
@@ -130,6 +129,7 @@ def under_url_policy(resolved: ResolvedParameters, definition: ToolDefinition, r
     except (BadRequest, TargetRefused) as refusal:
         if resolved.main_parameter_option is None:
             given = definition.built_in.list_argument or resolved.names.get(name, name)
+            # `check_url` begins its messages with "url:"; the model may have used another name.
             refusal.message = refusal.message.replace("url:", f"{given}:", 1)
             if takes_cursor(definition) and _CURSOR.fullmatch(parameters[name]):
                 refusal.message = f"{given}: is no address. If it is a cursor, give it as {CURSOR}, without {given}."
@@ -139,7 +139,7 @@ def under_url_policy(resolved: ResolvedParameters, definition: ToolDefinition, r
     raise unusable(definition.tool_name, [str(problem)])
 
 
-def changed_arguments(definition: ToolDefinition, given: ResolvedParameters, sent: ResolvedParameters) -> set[str]:
+def changed_main_argument(definition: ToolDefinition, given: ResolvedParameters, sent: ResolvedParameters) -> set[str]:
     """Return the model's argument that has the query or address, if that is not sent as it was given; else nothing."""
     name = endpoint_of(definition).operation.main_parameter
     is_of_operator = given.main_parameter_option is not None
@@ -170,7 +170,7 @@ class ParameterResolver:
     """Resolves the parameters of one call, one source after the other, and collects what is wrong.
 
     The caller *takes* each header, option and argument, in the order in which a later one overrides an earlier one, and
-    then calls `finish`. `endpoint.own` are arguments that are found there by name, not in the table of parameters.
+    then calls `finish`.
 
     - `parameters`: the values so far.
     - `model_problems`, `operator_problems`: mistakes for which the call is refused.
@@ -220,7 +220,7 @@ class ParameterResolver:
     def take_argument(self, name: str, value: Any, *, by_model: bool) -> None:
         """Take an argument of the call; without `by_model` it is a default or fixed value of the operator."""
         path = (name,) if by_model else self._option_of(name)
-        own = self._endpoint.own.get(fold(name))  # `recency`, `with_content`
+        own = self._endpoint.own.get(fold(name))  # arguments that Jina has no parameter for: `recency`, `with_content`
         if fold(name) == _TIMEOUT:
             self._set_timeout(value, path, by_model=by_model)
         elif name == MAX_RESULT_TOKENS:
@@ -254,7 +254,7 @@ class ParameterResolver:
 
     def _with_defaults(self, secrets: Mapping[str, SecretStr]) -> dict[str, Any]:
         """Return the values to send: with defaults, without secrets and without what the upstream assumes anyway."""
-        values = self.parameters
+        values = dict(self.parameters)
         for name, value in self._endpoint.defaults.items():
             values.setdefault(name, value)
         if "respondWith" not in values and not _NEEDS_WHOLE_PAGE.isdisjoint(values):
@@ -294,6 +294,7 @@ class ParameterResolver:
         self.model_problems.append(Problem((name,), not_taken(name, known, suggest=self._suggest)))
 
     def _may_be_set_by_model(self, parameter: Parameter) -> bool:
+        """Return whether the model may set a parameter: some never, some only if the definition's schema has them."""
         if parameter.declared and not _declares(self._definition, parameter.name):
             return False
         return parameter.model
@@ -350,7 +351,7 @@ class ParameterResolver:
             self.operator_problems.append(problem)
 
     def _record_origin(self, parameter: Parameter, path: Path, *, by_model: bool) -> None:
-        """Record whether the value that will be sent is the model's: an error may name only an argument of its own."""
+        """Record whether the value that will be sent is the model's: an error may name only what the model gave."""
         if by_model:
             self._names[parameter.name] = short(str(path[0]))
         else:

@@ -27,6 +27,8 @@ class HandBack:
 class StoreDeadLetter:
     """Store a dead letter; then terminate the command's message if `terminate`, else acknowledge it.
 
+    Neither is delivered again. Of a terminated message JetStream publishes an advisory.
+
     `reason` is a stable name of the cause, `message` is for people.
     """
 

@@ -124,7 +124,8 @@ class Keys:
         change = partial(key_record.claim_trial, now=now)
         self.blocked[use] = change(record)  # before any `await`, so that other calls of this process claim none
         try:
-            # A key that another replica has unblocked meanwhile may be tried, too.
+            # True if this replica has claimed the trial in the shared record, and no other one. A key that another
+            # replica has unblocked meanwhile may be tried, too.
             return await self._apply(self._name_of(use), change) or use not in self.blocked
         except Unavailable:
             return True  # without the store, one call of each replica may
@@ -135,7 +136,8 @@ class Keys:
     def record_refusal(self, use: KeyUse, key: SecretStr, status: int, call_number: int) -> None:
         """Record that the upstream refused the `key` that was sent, with a status of `STATES`.
 
-        `call_number` is `PermitRequest.call`.
+        `call_number` is the number of the call in this process. A key that is blocked for the same reason stays as it
+        is: `claim_trial` has already set when it may be tried again.
         """
         name = record_name(use, key.get_secret_value())
         if name not in self._uses:
@@ -148,8 +150,8 @@ class Keys:
     def record_success(self, use: KeyUse, *, trial: bool) -> None:
         """Record that the upstream accepted a key: after a `trial` of a blocked key, unblock it.
 
-        If the key was refused once and is not blocked, forget the refusal: its call was the cause. Otherwise one
-        project, whose calls cause two refusals in some minutes, could block the key for all (ADR 9).
+        If the key was refused once and is not blocked, forget the refusal: as the key is good, the refused call must
+        have been the cause. If such refusals added up, one project could block the key for all (ADR 9).
         """
         if use in self.blocked:
             if trial:
@@ -209,7 +211,7 @@ class Keys:
             )
 
     async def _apply(self, name: str, change: Change) -> bool:
-        """Change the shared record; return whether it differs.
+        """Change the shared record; return whether `change` has changed anything in it.
 
         Without the store, change this replica's copy, and raise Unavailable.
         """

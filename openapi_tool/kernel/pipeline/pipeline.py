@@ -37,7 +37,7 @@ from openapi_tool.options.tools import ToolOptions
 from openapi_tool.protocol.cards import ResultCard, result_card
 from openapi_tool.protocol.command import AfterExecution, Command, Delivery
 from openapi_tool.protocol.dialect import Dialect
-from openapi_tool.protocol.errors import InternalError, Unanswerable, Unavailable
+from openapi_tool.protocol.errors import Unanswerable, Unavailable
 from openapi_tool.protocol.identity import CallIdentity, identify, unidentified
 from openapi_tool.protocol.report import Doorbell, Report, trace_link
 from openapi_tool.protocol.settlement import Acknowledge, HandBack, Settlement, StoreDeadLetter
@@ -55,11 +55,14 @@ from openapi_tool.tools.wording import short
 log = logging.getLogger(__name__)
 
 MAX_WITHOUT_BODY = 20
-"""Number of the delivery from which on a command without a body is handled as it is.
+"""Deliveries of a command without its body are handed back before this one, until the server sends the body, too.
 
-Earlier deliveries are handed back, in the hope that the server then sends the body, too. That must end: a publisher can
-forge the header that says that the server left the body out.
+A publisher can forge the header that says that the server left the body out. So this delivery is handled as it is.
 """
+
+
+class UnexplainedRefusal(Exception):
+    """The database did not write a result, and neither another result nor a turn that is over explains that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,7 @@ class Pipeline:
         try:
             return await self._answer(delivery)
         except Unanswerable as refusal:
-            return StoreDeadLetter(refusal.reason, refusal.message, refusal.terminate)
+            return StoreDeadLetter(refusal.reason, refusal.message, terminate=refusal.terminate)
         except Unavailable as outage:
             metrics.REQUEUED.inc()  # counts the commands that an outage hands back
             # `problem` lacks the remedy, as this reason is logged for each command. The health report logs both once.
@@ -129,7 +132,7 @@ class Pipeline:
             return HandBack(self._executor.requeue_delay_s, defect=True, reason="internal error")
 
     async def _answer(self, delivery: Delivery) -> Settlement:
-        """Answer a command once no copy of it runs here. Raises Unanswerable, Unavailable, a defect."""
+        """Answer a command once no copy of it runs in this process. Raises Unanswerable, Unavailable, a defect."""
         received = time.monotonic()
         if delivery.lacks_body and delivery.number < MAX_WITHOUT_BODY:
             delay_s = delivery.number * self._executor.requeue_delay_s  # longer each time: an operator must act
@@ -138,8 +141,8 @@ class Pipeline:
         call_id = command.identity.tool_call_id or command.card_id
         if call_id is None:  # no record can be found
             raise unidentified()
-        # Copies of a command run one after the other. At the same time they would share one upstream request. Only one
-        # copy can commit its result, and the cost of the request might be counted by the other one.
+        # Copies of a command run one after the other. Two at the same time would share one upstream request, and one of
+        # them might commit the result while the other one counts the cost.
         async with self._call_locks.hold((command.identity.project_id, call_id)) as waited:
             may_be_parked = waited or delivery.number > 1  # a copy that waited follows a run, as a redelivery does
             return await self._load_and_answer(delivery, command, received, may_be_parked=may_be_parked)
@@ -245,7 +248,7 @@ class Pipeline:
         await self._send_doorbell(delivered, report.doorbell)
         record_finished(delivered.facts)
         if delivery.exhausted:
-            # The turn has its failed result; the dead letter lets an operator find the command that ended executors.
+            # The turn has its failed result; the dead letter lets an operator find the command that killed executors.
             return StoreDeadLetter("attempts_exhausted", EXHAUSTED, terminate=False)
         return Acknowledge()
 
@@ -264,7 +267,10 @@ class Pipeline:
         )
 
     async def _write(self, delivered: DeliveredCall, result: ResultToCommit, card: ResultCard, report: Report) -> bool:
-        """Write the rows of a result in the order of its turn; return whether they were written."""
+        """Write the rows of a result in the order of its turn, and not before the turn is suspended.
+
+        Return whether they were written. Raises the failure of a write, after the result was parked.
+        """
         facts = delivered.facts
         began = time.monotonic()
         turn = delivered.acceptance.waiting_turn
@@ -278,6 +284,7 @@ class Pipeline:
         return written
 
     async def _send_doorbell(self, delivered: DeliveredCall, doorbell: Doorbell | None) -> None:
+        """Publish the doorbell; it is None if no worker can be addressed."""
         facts = delivered.facts
         began = time.monotonic()
         await self._doorbell_sender.send(delivered.delivery, delivered.call.identity, delivered.records, doorbell)
@@ -303,15 +310,15 @@ class Pipeline:
     async def _settle_by_what_is_stored(self, delivered: DeliveredCall) -> Settlement:
         """Load the rows again, and settle a call that has another result by now.
 
-        Raises Unanswerable if its turn no longer waits. If neither is so, raises InternalError: as a lost run the call
-        is tried again a few times, as an outage it would be retried forever.
+        Raises Unanswerable if its turn no longer waits. If neither is so, raises UnexplainedRefusal: as a defect the
+        call is tried again a few times; as an outage it would be retried forever.
         """
         delivery, identity = delivered.delivery, delivered.call.identity
         records = await self._kernel.load(delivered.command)
         if records.earlier is not None:
             return await self._existing_results.settle(delivery, identity, records, records.earlier, delivered.slot)
         self._dialect.accept(identity, records)
-        raise InternalError("the result was not written, and neither another result nor a stale turn explains it")
+        raise UnexplainedRefusal
 
 
 def _record_result(facts: CallFacts, call: Call, result: ResultToCommit) -> None:
