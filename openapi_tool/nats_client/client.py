@@ -310,8 +310,8 @@ class BusClient(Client):
             await super()._process_connect_init()
         except BaseException as error:  # also if the connection attempt is cancelled
             transport = self._close_transport()
-            checks_certificates = bool(self._server_info.get("tls_verify"))
-            if transport and is_closure(error) and self._login_sent and checks_certificates:
+            # Before the login, `_server_info` may be anything that a server has sent.
+            if transport and is_closure(error) and self._login_sent and self._server_info.get("tls_verify"):
                 raise ClosedAfterHandshake from await _alert(transport)
             if isinstance(error, TlsNotOffered) and self._no_server_offers_tls and not self._was_connected:
                 await self._close(Client.DISCONNECTED, do_cbs=False)
