@@ -102,7 +102,7 @@ def _print_json(results: Mapping[str, CheckResult], remarks: Sequence[str]) -> N
 
 async def _results(bootstrap: Bootstrap, projects: Sequence[str], *, upstream: bool) -> dict[str, CheckResult]:
     checks: dict[str, Awaitable[list[str]]] = {"postgres": _postgres(bootstrap), "nats": _nats(bootstrap)}
-    if bootstrap.quotas:
+    if bootstrap.quotas:  # the NATS of `quotas.nats_servers`, if it is another one than the kernel's
         checks[QUOTAS] = _quotas(bootstrap.quotas)
     if upstream:
         checks["upstream"] = _upstream(bootstrap)

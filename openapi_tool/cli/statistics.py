@@ -93,6 +93,7 @@ def _show_replicas(view: _View) -> None:
             )
         await view.show(replicas, ask)
 
+    # `top`, `limits` and `budgets` need the same permissions.
     with_nats(work, user=NatsUser.TOP, advice=f"{_WITHOUT_NATS}\n{ASK_REPLICAS}")
 
 

@@ -76,7 +76,7 @@ class Rows:
 
     def add(self, *values: object) -> None:
         """Add a row; each value becomes one line, without rich markup."""
-        self._rows.append(tuple(cell(value).plain for value in values))
+        self._rows.append(tuple(cell(value).plain for value in values))  # plain, so that widths can be measured
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the widest form that fits."""

@@ -63,7 +63,7 @@ def apply(
     projects = _projects(project or [], projects_file)
     definitions = load_definitions(files)
 
-    async def work(registry: Registry, version: str | None) -> list[ApplyResult]:
+    async def work(registry: Registry, version: str | None) -> list[ApplyResult]:  # `version` of the kernel's protocol
         rows = [definition.row for definition in definitions]
         if version is not None:
             rows = [{**row, "target_subject": subject_in_version(row["target_subject"], version)} for row in rows]
@@ -131,7 +131,7 @@ async def _compared(registry: Registry, project: str, row: dict[str, Any]) -> Ap
     try:
         stored = await registry.row(project, name)
     except RegistryUnreachable:
-        raise
+        raise  # nothing was written yet: ends the command, while a failed write is reported with the others
     except RegistryError as error:
         return ApplyResult(project, name, "failed", str(error))
     if stored == row:

@@ -34,7 +34,7 @@ def list_(*, project: str, api: str | None, db: bool, as_json: bool) -> None:
     """Print the definitions of a project, and their mistakes as an executor with these settings sees them."""
 
     async def read(registry: Registry, version: str | None) -> tuple[list[dict[str, Any]], str | None]:
-        return await registry.rows(project), version
+        return await registry.rows(project), version  # of the kernel's protocol
 
     stored, version = run_with(read, api, db=db)
     mask = _masking()

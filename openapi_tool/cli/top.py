@@ -50,7 +50,7 @@ def shown(replicas: Statistics, expect: int = 0) -> Group:
     found = found_problems(replicas, expect)
     parts: list[RenderableType] = [_line(f"! {text}", "bold red") for text in found.now]
     if not found.now:
-        noticed = but_noticed(replicas)
+        noticed = but_noticed(replicas)  # such as ", but 3 of 20 calls of the last minute failed"
         parts.append(_line(f"no problem is known now{noticed}", "yellow" if noticed else "green"))
     parts.append(_replica_table(replicas))
     parts += _lag_lines(replicas)
