@@ -1,6 +1,7 @@
-"""The command line: `commands/` declares each command with its options, the module of its name does the work.
+"""The command line: `commands/` declares each command with its options, and imports the module that does the work.
 
-Some modules serve several commands: `kernel`, `gateway_state` and `nats_connection` find and reach what a command is
+That is mostly the module with the name of the command or of its group (`tools_apply` for `tools apply`). Some modules
+serve several commands: `kernel`, `gateway_state` and `nats_connection` find and reach what a command is
 about, `output` and `tables` print.
 """
 

@@ -72,8 +72,8 @@ class LoadedDefinition:
 def lint_files(files: Sequence[Path], config: Path | None = None) -> list[LocatedProblem]:
     """Return all problems of all definitions, in the order of the text. Exits with 2 if a file cannot be read.
 
-    `config` is the TOML file of the executor that will run the tools (`known_to_be_serving`). Without it this machine's
-    settings are read, which may differ from the executor's; then what depends on them is a warning.
+    `config` is the TOML file of the executor that will run the tools. Without it this machine's settings are read,
+    which may differ from the executor's: so a variable that they do not allow is only a warning.
     """
     with settings_file(config):
         settings = load_settings(NO_DATABASE)

@@ -1,6 +1,7 @@
 """Semaphore with fair shares for projects (the tenants), and for the agents of each.
 
-Searches of stored texts and tasks of worker processes hold a permit while they run.
+Whatever is scarce in a process and used by all projects has one: for example worker processes, searches of stored texts
+and database connections.
 """
 
 from __future__ import annotations

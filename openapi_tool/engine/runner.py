@@ -241,7 +241,7 @@ def _success_fields(
         tool=definition.built_in.name,
         session=arguments.session_id,
         budget=_remaining_budget(call),
-        # Names of arguments that were changed before they were used, such as an address without `https://`.
+        # Names of arguments that were changed, such as an address without `https://`, or dropped as unknown.
         repaired=tuple(sorted({*arguments.repaired, *call.repaired})),
     )
 

@@ -42,7 +42,8 @@ class StoredTexts:
         """Store a text. Raises Unavailable."""
         owner_and_card = identity.project_id, identity.agent_id, stored.card_id
         head = {"chars": stored.chars, "sha256": stored.sha256, "items": [list(item) for item in stored.items]}
-        parts = {text_name(*owner_and_card): orjson.dumps(head)}  # the head first: who finds it finds the windows, too
+        # `put_all` stores the first entry last. So whoever finds the head finds the windows, too.
+        parts = {text_name(*owner_and_card): orjson.dumps(head)}
         text: str = orjson.loads(stored.content)["text"]
         for number, start in enumerate(range(0, len(text), WINDOW_CHARS)):
             parts[text_name(*owner_and_card, number)] = text[start : start + WINDOW_CHARS].encode()

@@ -2,7 +2,7 @@
 
 uvicorn bounds the size of a request's head, and nothing else. So each connection has one deadline, at which it is
 closed. The deadline moves as the connection goes on: until the first byte, for the head, for the body, for a client
-that does not read, and between two requests. While a request is being answered there is none.
+that does not read, and between two requests. While a request is being answered, and the client reads, there is none.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Sender:
     """Who sends a request.
 
     `counted_as` is the name under which `RequestShares` counts the requests of its token. `has_ended` returns whether
-    the token has been revoked or has expired.
+    running requests of the token must end, as it has been revoked or has expired.
     """
 
     caller: Caller

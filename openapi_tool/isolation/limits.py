@@ -1,6 +1,6 @@
 """Limits of a worker process and of one task: memory, CPU, time and sizes.
 
-Each follows from the setting `egress.max_response_bytes`, the size of the largest response that a task reads. The Helm
+Most follow from the setting `egress.max_response_bytes`, the size of the largest response that a task reads. The Helm
 chart repeats `pod_bytes` for the memory limit of the pod.
 """
 

@@ -131,16 +131,17 @@ class WorkerPool:
                     "a worker process did not answer in time and was killed",
                     extra={"action": "isolation.worker_stuck", "task": name, "project_id": subject.project},
                 )
-                raise PoolBusy from None
+                break
             except Lost:
                 # The worker may have ended before this task, or because its host is short of memory. What the task
                 # reads may be a response that was paid for, so the task is tried again.
                 if self._closed or left_s <= pause_s:
-                    raise PoolBusy from None
+                    break
             except ValueError as error:
                 raise Broken("the result is no payload") from error
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s + _LOST_PAUSE_S, _MAX_LOST_PAUSE_S)
+        raise PoolBusy  # not within a handler: the handled error would keep the argument in memory
 
     def _count_kill(self, name: str, subject: _Subject) -> None:
         if subject.content:

@@ -44,8 +44,7 @@ class Isolation:
             return found
         parameters, options = record.parameters, record.options
         is_small = len(found.content) <= MAX_DEFINITION_BYTES
-        has_small_schema = not isinstance(parameters, dict) or schema_size(parameters) is not None
-        if self.pool is None or (is_small and has_small_schema):
+        if self.pool is None or (is_small and _has_small_schema(parameters)):
             return found.parse(check_definition(parameters, options))
         text = json.dumps([parameters, options]).encode()  # orjson would change infinite numbers
         checked = await self._run(self.pool, CHECK_DEFINITION, text, record.tool_name, project, found.digest, wait_s)
@@ -56,8 +55,7 @@ class Isolation:
     ) -> CheckedArguments:
         """Validate and repair arguments. Raises ToolMisconfigured, ToolTimeout."""
         size = definition.schema_size
-        arguments = {**check.defaults, **check.given}
-        if self.pool is None or (size and fits_inline(size, definition.schema, arguments)):
+        if self.pool is None or (size and fits_inline(size, definition.schema, {**check.defaults, **check.given})):
             return check_arguments(check)
         name, digest = definition.tool_name, definition.digest
         checked = await self._run(self.pool, CHECK_ARGUMENTS, check.as_text(), name, project, digest, wait_s)
@@ -79,3 +77,8 @@ class Isolation:
         if "misconfigured" in result.value:
             raise ToolMisconfigured(str(result.value["misconfigured"]))
         return result
+
+
+def _has_small_schema(parameters: object) -> bool:
+    """Return whether the schema of a definition's arguments, if it has one, may be compiled inline."""
+    return not isinstance(parameters, dict) or schema_size(parameters) is not None

@@ -194,7 +194,7 @@ class _Attempt:
         return KeyUse(self.permit.variable, self.item.endpoint.operation.name)
 
     def end(self, tokens: int | None) -> None:
-        """End the reservation, and a permit whose request has no outcome.
+        """End the reservation, and a permit whose request has no outcome; count the request and its cost.
 
         `tokens` is the cost of the request, None if it was cancelled.
         """

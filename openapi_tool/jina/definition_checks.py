@@ -170,7 +170,7 @@ class _SampleCalls:
                 yield Problem(path, refusal.message.removeprefix("url: "))
 
     def _doubtful_texts(self, name: str, path: Path, value: Any) -> Iterator[Problem]:
-        """Yield the texts that the upstream would probably not understand; one with a placeholder is not known yet."""
+        """Yield a problem for each text that the upstream would not understand; templates are not known yet."""
         parameter = self.endpoint.find(name)
         if parameter is None or parameter.doubt is None:
             return

@@ -146,7 +146,7 @@ class EmbeddedStack:
     def __enter__(self) -> Self:
         try:
             with ThreadPoolExecutor() as starters:
-                # `list` waits for all, and raises the first exception.
+                # Raises the first exception; the end of the `with` block waits for the others.
                 list(starters.map(lambda server: server.start(), (self.postgres, self.nats, self.upstream)))
         except BaseException:
             self.close()

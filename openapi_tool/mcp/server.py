@@ -1,8 +1,8 @@
 """MCP server over a gateway, for any transport and both protocol eras.
 
 Clients of the version 2026-07-28 send requests without a handshake, and subscribe to changes. Clients of the versions
-of 2025 begin with a handshake, and are notified of changes without a subscription. The SDK (package `mcp`) does the
-protocol; `McpServer` has the functions that it calls.
+of 2025 begin with a handshake; the last of them that has listed the tools is notified of changes. The SDK (package
+`mcp`) does the protocol; `McpServer` has the functions that it calls.
 """
 
 from __future__ import annotations

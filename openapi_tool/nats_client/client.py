@@ -80,7 +80,7 @@ class BusClient(Client):
     """Client that always reconnects, and fails a request at once if the server denies its subject.
 
     TLS, if the settings require it, is also required of servers that the cluster announces later. `connect` raises
-    Unavailable if no server offers it. `reported_error` is the last error of a connection, None while connected.
+    Unavailable if no server offers it. `reported_error` is the last error of the connection since it was made.
     """
 
     def __init__(self, bus: BusOptions | None = None) -> None:

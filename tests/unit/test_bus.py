@@ -190,6 +190,21 @@ def test_slots_go_round_by_project_and_within_a_project_by_agent() -> None:
     assert flows == {("one", "first"): 15, ("one", "second"): 15, ("other", "agent"): 30}
 
 
+@requirement("intake")
+def test_a_queue_that_was_emptied_forgets_the_places_of_evicted_commands() -> None:
+    scheduler = FairScheduler()
+    offer(scheduler, "early", 1)
+    run(scheduler, 1)
+    offer(scheduler, "early", 1)
+    scheduler.evict()
+    assert scheduler.withdraw() == []
+    offer(scheduler, "late", 1)
+    run(scheduler, 1)
+    offer(scheduler, "late", 2)
+    offer(scheduler, "early", 1)
+    assert run(scheduler, 3) == ["late", "early", "late"]
+
+
 @requirement("hostile.neighbour")
 def test_a_project_that_may_not_begin_a_command_is_passed_over_and_keeps_its_turn() -> None:
     scheduler = FairScheduler()

@@ -1,4 +1,4 @@
-"""`demo`, `dev` and `call`, which use the embedded stack: NATS, PostgreSQL and a double of Jina on this machine."""
+"""`demo` and `dev`, which start servers and a double of Jina on this machine, and `call`, which uses those of `dev`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Commands that only look: at calls, replicas, limits, budgets and costs, and at what `serve` needs.
+"""Commands that look at calls, replicas, limits, budgets and costs, and at what `serve` needs, and change none of it.
 
-Those with the option `--state` show either a kernel's executors, or the processes of a gateway.
+Those with the option `--state` are about a kernel, or about the gateway whose state file it names.
 """
 
 from __future__ import annotations

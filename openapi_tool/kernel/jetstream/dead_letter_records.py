@@ -147,7 +147,7 @@ def _head(text: str, chars: int) -> str:
 
 def _encoded(letter: DeadLetter) -> bytes:
     fields = asdict(letter)
-    del fields["number"], fields["abandoned"]  # not known when the record is stored
+    del fields["number"], fields["abandoned"]  # of records that were read only
     fields["data_base64"] = base64.b64encode(fields.pop("data")).decode()
     return orjson.dumps(fields | letter.identity() | {"recorded_at": datetime.now(UTC)})
 

@@ -56,7 +56,7 @@ def delivery_of(message: Msg) -> Delivery:
     message.headers = None
     return stored_delivery(
         stream=metadata.stream,
-        sequence=metadata.sequence.stream,  # in the stream; `sequence.consumer` would be the number of the delivery
+        sequence=metadata.sequence.stream,  # in the stream; `sequence.consumer` would count deliveries of all commands
         subject=message.subject,
         headers=headers or {},
         data=data,

@@ -35,7 +35,7 @@ class DurableSettings:
         self._replicas = replicas
         self._filters = (options.filter_subject,)
         self._last_state: DurableState | None = None
-        self._restored_at = -math.inf  # when the settings were last restored or found right, on the monotonic clock
+        self._restored_at = -math.inf  # when wrong settings were last looked for, on the monotonic clock
         self._valid_floor = 0  # ack floor (sequence up to which all is acknowledged) when the filter was last right
 
     def problem(self, state: DurableState) -> str:

@@ -129,10 +129,7 @@ class FairQueue:
         return held
 
     def evict(self) -> HeldCommand:
-        """Remove and return the newest command of the flow with the most memory per weight.
-
-        Raises ValueError if no command waits.
-        """
+        """Remove and return the newest command of the flow with the most memory per weight. A command must wait."""
         name = self.largest()
         flow = self._flows[name]
         held = flow.queue.evict()
@@ -171,7 +168,7 @@ class FairQueue:
         return flow.length * len(self._due) if flow else 0
 
     def largest(self) -> str:
-        """Return the flow with the most memory per weight. Raises ValueError if no command waits."""
+        """Return the flow with the most memory per weight. A command must wait."""
         return max((entry.flow_name for entry in self._due), key=self._memory_by_weight)
 
     def _memory_by_weight(self, name: str) -> float:
@@ -191,24 +188,25 @@ class FairQueue:
         of flows that were charged meanwhile get their later start.
         """
         passed_over = []
-        earliest = None
-        while self._due and earliest is None:
-            entry = heapq.heappop(self._due)
-            flow = self._flows.get(entry.flow_name)
-            if flow is None or flow.entry_number != entry.number:  # a stale entry
-                continue
-            if not flow.length:  # the flow's last command was evicted
-                flow.entry_number = 0
-            elif flow.start > entry.start:  # the flow was charged meanwhile
-                self._enqueue(flow)
-            elif may_begin(flow.name):
-                flow.entry_number = 0
-                earliest = flow
-            else:
-                passed_over.append(entry)
-        for entry in passed_over:
-            heapq.heappush(self._due, entry)
-        return earliest
+        try:
+            while self._due:
+                entry = heapq.heappop(self._due)
+                flow = self._flows.get(entry.flow_name)
+                if flow is None or flow.entry_number != entry.number:  # a stale entry
+                    continue
+                if not flow.length:  # the flow's last command was evicted
+                    flow.entry_number = 0
+                elif flow.start > entry.start:  # the flow was charged meanwhile
+                    self._enqueue(flow)
+                elif may_begin(flow.name):
+                    flow.entry_number = 0
+                    return flow
+                else:
+                    passed_over.append(entry)
+            return None
+        finally:
+            for entry in passed_over:
+                heapq.heappush(self._due, entry)
 
     def _remove_stale_entries(self) -> None:
         """Remove stale entries, which pile up if commands of ever new agents are evicted unrun."""

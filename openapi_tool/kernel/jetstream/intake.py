@@ -4,9 +4,9 @@ To hand a command back is to tell JetStream that it was not run, so that it is d
 
 More commands are fetched than can be held, so that the backlog of one project does not block the projects behind it in
 the stream. Of the commands that then wait for a slot, the scheduler *evicts* the surplus: commands of the project whose
-commands take the most memory. These are handed back with a delay. Without the delay, a whole backlog would be received
-again and again, which would cost more CPU than its calls. The other replicas are told which commands were handed back
-unrun, since these need no lease when they are redelivered (ADR 6).
+commands take the most memory for its weight. These are handed back with a delay. Without the delay, a whole backlog
+would be received again and again, which would cost more CPU than its calls. The other replicas are told which commands
+were handed back unrun, since these need no lease when they are redelivered (ADR 6).
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 An executor sends heartbeats for the commands that it runs. While they arrive, JetStream delivers a command to no other
 executor, so a first delivery needs no lease. After a redelivery the first run may still be in progress, in a process
-that was stopped for a while. So each redelivered command has a record in a KV bucket, which names the executor that
-owns the lease. The record also counts the command's *lost* runs, which began and never ended: `CommandRunner` no longer
-runs a command that has ended too many executors.
+that was stopped for a while. So a redelivered command that may have run has a record in a KV bucket, which names the
+executor that owns the lease. The record also counts the command's *lost* runs, which began and never ended:
+`CommandRunner` no longer runs a command that has ended too many executors.
 """
 
 from __future__ import annotations

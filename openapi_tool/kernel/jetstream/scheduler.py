@@ -63,7 +63,7 @@ class FairScheduler:
     def evict(self) -> HeldCommand:
         """Remove and return the newest command of the largest agent in the largest project, by memory and weight.
 
-        Raises ValueError if none waits.
+        A command must wait.
         """
         held = self._projects.evict()
         self._deduct(held)
@@ -83,7 +83,9 @@ class FairScheduler:
     def withdraw(self) -> list[HeldCommand]:
         """Remove and return all waiting commands, in the order in which they would have run."""
         withdrawn = []
-        while (held := self.next()) is not None:
+        # The last `pop` finds no command. It removes what the queue still knows of flows that were emptied by `evict`.
+        while (held := self._projects.pop()) is not None:
+            self._deduct(held)
             withdrawn.append(held)
         return withdrawn
 

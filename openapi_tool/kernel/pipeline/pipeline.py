@@ -269,7 +269,7 @@ class Pipeline:
     async def _write(self, delivered: DeliveredCall, result: ResultToCommit, card: ResultCard, report: Report) -> bool:
         """Write the rows of a result in the order of its turn, and not before the turn is suspended.
 
-        Return whether they were written. Raises the failure of a write, after the result was parked.
+        Return whether they were written. Raises the failure of a write, after the result was parked if possible.
         """
         facts = delivered.facts
         began = time.monotonic()
@@ -318,7 +318,7 @@ class Pipeline:
         if records.earlier is not None:
             return await self._existing_results.settle(delivery, identity, records, records.earlier, delivered.slot)
         self._dialect.accept(identity, records)
-        raise UnexplainedRefusal
+        raise UnexplainedRefusal("the result was not written, and neither another result nor a stale turn explains it")
 
 
 def _record_result(facts: CallFacts, call: Call, result: ResultToCommit) -> None:
