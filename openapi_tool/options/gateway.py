@@ -1,4 +1,4 @@
-"""Section `gateway` of the settings: the HTTP server, which runs calls without a kernel."""
+"""Section `gateway` of the settings: the doors that need no kernel, MCP and HTTP."""
 
 from __future__ import annotations
 

@@ -50,8 +50,8 @@ class DatabaseMonitor:
         """
         timer = asyncio.get_running_loop().call_later(_MAX_CHECK_S, self.mark_unavailable, _NO_ANSWER)
         try:
-            tables_changed = await kernel.ping(thorough=bool(self.breaker.reason))
-            if tables_changed:  # what failed may succeed now
+            was_inspected = await kernel.ping(thorough=bool(self.breaker.reason))
+            if was_inspected:  # the tables may have changed, so what failed may succeed now
                 self.breaker.probe_soon()
         except Unavailable as error:
             self.mark_unavailable(error)

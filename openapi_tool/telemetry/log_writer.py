@@ -1,4 +1,4 @@
-"""Writing of log lines to standard error, in a thread of its own, so that no slow reader can block the event loop."""
+"""Writing of log lines to standard error: for services in a thread, so that no slow reader can block the event loop."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class RecentWarnings(logging.Handler):
             warned.lasts = False
 
     def _make_room(self, action: str) -> None:
-        """Forget the oldest warning, of this action or of all, if there are too many."""
+        """If there are too many warnings, forget the oldest of this action, or the oldest of all that does not last."""
         same_action = [kind for kind in self._warned if kind.action == action]
         if len(same_action) >= _MAX_OF_ACTION:
             del self._warned[same_action[0]]

@@ -1,6 +1,6 @@
 """Requests to Jina's hosts that wait for a response: what `top` and the status page say of a host that does not answer.
 
-`jina/client.py` reports when each request begins and ends.
+`jina/attempts.py` reports when each request begins and ends.
 """
 
 from __future__ import annotations

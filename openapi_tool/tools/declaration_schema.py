@@ -1,7 +1,7 @@
 """The `parameters` of a definition: which JSON Schema a file may use (tool-design section 2).
 
 It is a subset of JSON Schema that all model providers accept. A stored row may use more of JSON Schema, so only files
-are validated by these models; `bounds.py` and `schema.py` check rows.
+are validated by these models; `bounds.py` and `compiled_schema.py` check rows.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Section(BaseModel):
     path_prefix: ClassVar[str] = ""
     """Path of the section with a dot at its end, such as `options.`, for messages that name another key of it."""
     overrides: ClassVar[Mapping[str, str]] = {}
-    """Keys of which a file may have only one: the key that is used, and the one that is ignored beside it."""
+    """Keys of which a file should have only one: the key that is used, and the one that is ignored beside it."""
     missing_hints: ClassVar[Mapping[str, str]] = {}
     """What the message of a missing key ends with, by the key: `; give suspend or terminate`."""
 

@@ -1,7 +1,7 @@
 """Types of the values in a definition, with their error messages and their conversions for stored rows.
 
 A *file* is validated as the types say. A *stored row* may have been written by another program, and in an older form.
-Therefore some types first convert the values of rows: these conversions have names that end with `_IN_ROWS`.
+Therefore some types first convert the values of rows: the names of most of these conversions end with `_IN_ROWS`.
 """
 
 from __future__ import annotations

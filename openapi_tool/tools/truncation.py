@@ -155,8 +155,8 @@ def _within_tokens(items: Sequence[Item], sizes: list[int], max_tokens: int) -> 
     heads = [beginning[: len(item.head)] for item, beginning in zip(items, beginnings, strict=True)]
     head_tokens = [estimate_tokens(head) for head in heads]
     body_tokens = [max(0, whole - head) for whole, head in zip(tokens, head_tokens, strict=True)]
-    for_heads = max_min_shares(head_tokens, max(0, max_tokens))
-    for_bodies = max_min_shares(body_tokens, max(0, max_tokens - sum(for_heads)))
+    for_heads = max_min_shares(head_tokens, max_tokens)
+    for_bodies = max_min_shares(body_tokens, max_tokens - sum(for_heads))
     reduced: list[int] = []
     for index, beginning in enumerate(beginnings):
         size = fitting_chars(beginning, for_heads[index] + for_bodies[index])

@@ -866,3 +866,14 @@ def test_a_cursor_with_one_other_character_is_unknown(place: int, other: str) ->
     if forged != cursor:
         with pytest.raises(NotFound):
             cursors.read(CallIdentity("proj", "agent"), forged)
+
+
+@requirement("content.cursor")
+def test_captions_that_take_all_space_leave_no_part_of_a_text_twice_or_out() -> None:
+    """One page was read, and 99 failed; the captions alone are longer than the limit."""
+    failed = [Item(caption=f"Page {number} of 100: Failed (timeout): no answer") for number in range(2, 101)]
+    page = Item(head="Title\nhttps://a.example/x", body="word " * 400, caption="Page 1 of 100:")
+    part = truncate([page, *failed], ResultLimit(2_000, 10_000)).parts[0]
+    whole = page.part(page.chars)
+    assert whole.startswith(part.text)
+    assert part.left_chars == len(whole) - len(part.text)
