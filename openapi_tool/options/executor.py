@@ -1,7 +1,7 @@
 """Section `executor` of the settings: how many calls run at the same time, and how long the steps around them take.
 
-A call runs in a *slot*. It is *paused*, and gives up its slot, while it waits for a permit or a retry. A *worker* is the
-kernel's process that waits for the result. A *drain* is the end of the process after SIGTERM (`shutdown.py`).
+A call runs in a *slot*. It is *paused*, and gives up its slot, while it waits for a permit or a retry. A *worker* is
+the kernel's process that waits for the result. A *drain* is the end of the process after SIGTERM (`shutdown.py`).
 """
 
 from __future__ import annotations
