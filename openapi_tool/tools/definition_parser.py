@@ -141,8 +141,8 @@ def _as_texts(problems: Sequence[Problem]) -> list[str]:
 class _DefinitionParser:
     """Parser that collects all problems: those of the declaration, and those of options that must fit together.
 
-    - `options` and `upstream` are as declared: wrong values are missing. `upstream` is the section `options.jina`, which
-      has another name in old rows.
+    - `options` and `upstream` are as declared: wrong values are missing. `upstream` is the section `options.jina`,
+      which has another name in old rows.
     - `stored_upstream` is the same section as it is stored, wrong values included, and `upstream_path` its path.
     - `names_operation` says, after `parse`, whether an option names an operation.
     """
