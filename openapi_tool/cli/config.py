@@ -46,7 +46,7 @@ def _rows() -> list[dict[str, Any]]:
     for path, value in _settings_in(settings.shown(), ()):
         if path[-1] == "dsn" and not has_database:
             continue
-        source = origin(path, {}, from_files).removeprefix("in ")
+        source = origin(path, {}, from_files).removeprefix("in ")  # a variable, or a file with the place in it
         masked_value = json.loads(mask(json.dumps(value)))
         rows.append({"setting": ".".join(path), "value": masked_value, "from": source or _DEFAULT})
     return rows

@@ -17,7 +17,7 @@ from openapi_tool.protocol.cards import as_model_reads
 from openapi_tool.tools.wording import counted, one_line
 
 _MAX_ARGUMENTS_CHARS = 75
-# Actions of log lines.
+# Actions of log lines about a command that is delivered, or a request that is sent, more than once.
 _RETRY_ACTIONS = (
     "call.redelivered",
     "call.overlapping",
@@ -68,6 +68,7 @@ class Feed:
         content = await self._content(entry, "tool.result")
         text = as_model_reads(content)
         self._on_result(entry["tool_call_id"], text)
+        # The field `attempt` is the number of the delivery.
         again = f", delivery {entry['attempt']}" if entry["attempt"] > 1 else ""
         summary = f"{entry['tool_name']} {entry['status']}, {entry['duration_ms']} ms{again}"
         if entry["status"] != "success":

@@ -1,4 +1,4 @@
-"""The status page of `dev`: numbers of its executors, and the last results, which the page of `serve` does not show."""
+"""The status page of `dev`: numbers of its first executor, and last results, which `serve` does not show on its page."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ StateOption = Annotated[
         show_default=False,
     ),
 ]
-# Of commands that are about a kernel, or else about a gateway; `StateOption` is of those that are about a gateway only.
+# For commands about either a kernel or a gateway; `StateOption` is for those about a gateway only.
 GatewayStateOption = Annotated[
     Path | None,
     typer.Option(

@@ -45,7 +45,7 @@ def _as_object(replicas: Statistics, expect: int) -> dict[str, Any]:
 def shown(replicas: Statistics, expect: int = 0) -> Group:
     """Return the problems, tables of replicas and tools, and what was wrong earlier.
 
-    The present problems come first, because a terminal that is too low shows the beginning.
+    The present problems come first, because a terminal with too few lines shows the beginning.
     """
     found = found_problems(replicas, expect)
     parts: list[RenderableType] = [_line(f"! {text}", "bold red") for text in found.now]

@@ -41,7 +41,7 @@ async def _wait_for_end(task: asyncio.Task[Any], grace_s: float) -> None:
         left_s = None if give_up_at is None else max(0.0, give_up_at - loop.time())
         with suppress(asyncio.CancelledError):  # of the caller: the wait goes on with what is left of the time
             await asyncio.wait([task], timeout=left_s)
-            task.cancel()  # no effect if it has ended
+            task.cancel()  # the time is over, or the task has ended: then this has no effect
             give_up_at = None
 
 

@@ -55,7 +55,7 @@ class ResolvedParameters:
     - `secrets`: members of the body that hold a secret.
     - `timeout_s`: the call's own time limit in seconds.
     - `main_parameter_option`: path of the definition's option that sets the query or address; None if the model set it.
-    - `names`: the name that the model used for each parameter that it set: `{"q": "query"}`.
+    - `names`: of each parameter that the model set, the name that it used: `{"q": "query"}`, where `q` is Jina's name.
     - `left_out`: options of the definition that are not sent, each with the reason.
     - `denied`: hosts that are neither read nor shown (`UrlPolicy.deny`).
     """
@@ -89,7 +89,7 @@ def examine_parameters(definition: ToolDefinition, arguments: Arguments, *, sugg
         resolver.take_header(name, header)
     for name, option in definition.upstream_params.items():
         resolver.take_option(name, option, ("options", "jina", "params", name))
-    for name, value in arguments.values.items():
+    for name, value in arguments.values.items():  # each has its final value
         resolver.take_argument(name, value, by_model=name in arguments.by_model)
     return resolver
 
