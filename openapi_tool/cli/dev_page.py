@@ -1,4 +1,4 @@
-"""The status page of `dev`: numbers of its first executor, and last results, which `serve` does not show on its page."""
+"""The status page of `dev`: numbers of its first executor, and last results, which the page of `serve` lacks."""
 
 from __future__ import annotations
 
