@@ -74,6 +74,8 @@ class FieldReader:
         without_denied = self.denied.without if are_shown else self.denied.uncounted
         for field in fields:
             value = item.get(field)
+            if value is None:
+                continue
             if isinstance(value, _NUMBERS):
                 facts[field] = value
             elif not isinstance(value, str) or not value:
@@ -116,13 +118,11 @@ class FieldReader:
 
     def bodies(self, page: Mapping[str, Any]) -> Iterator[str]:
         """Yield all forms of the body; chunks only without content, as they repeat that."""
-        texts = [text_of(page.get(field)).strip() for field in BODY_FIELDS]
+        texts = [text_of(given).strip() for given in map(page.get, BODY_FIELDS) if given]
         chunks = page.get("chunks")
         if isinstance(chunks, list) and not text_of(page.get("content")).strip():
             texts += [chunk for chunk in chunks if isinstance(chunk, str) and chunk.strip()]
-        for text in texts:
-            if text:
-                yield self.denied.without(text)
+        yield from map(self.denied.without, filter(None, texts))
         for field, label in _SCREENSHOT_LABELS.items():
             screenshot = page.get(field)
             url = self.line(screenshot, MAX_URL_CHARS) if screenshot else ""

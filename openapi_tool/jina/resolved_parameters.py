@@ -220,8 +220,9 @@ class ParameterResolver:
     def take_argument(self, name: str, value: Any, *, by_model: bool) -> None:
         """Take an argument of the call; without `by_model` it is a default or fixed value of the operator."""
         path = (name,) if by_model else self._option_of(name)
-        own = self._endpoint.own.get(fold(name))  # arguments that Jina has no parameter for: `recency`, `with_content`
-        if fold(name) == _TIMEOUT:
+        folded_name = fold(name)
+        own = self._endpoint.own.get(folded_name)  # arguments that Jina has no parameter for: `recency`, `with_content`
+        if folded_name == _TIMEOUT:
             self._set_timeout(value, path, by_model=by_model)
         elif name == MAX_RESULT_TOKENS:
             return  # not sent: it limits what the model is shown (`engine/pagination.py`)

@@ -118,7 +118,7 @@ class _RenderedResults:
         number = len(self.items) + 1
         facts = self._reader.facts(result, _RESULT_FACTS, are_shown=True)
         bodies = without_inline_images(list(self._reader.bodies(result)))
-        head = "\n".join(line for line in self._head_lines(number, result, facts) if line)
+        head = "\n".join(filter(None, self._head_lines(number, result, facts)))
         body = PARAGRAPH_GAP.join([*bodies, *self._reader.lists(result)])
         self.items.append(Item(head, body))
         # Without any of these there is no text to be judged: skip the search for signs of a barrier.

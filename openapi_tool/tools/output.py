@@ -128,11 +128,8 @@ def items_chars(items: Iterable[Item]) -> int:
 
 
 def texts(items: Iterable[Item]) -> Iterator[str]:
-    """Yield the non-empty texts of items, in order."""
-    for item in items:
-        for text in (item.caption, item.head, item.body, item.after):
-            if text:
-                yield text
+    """Return the non-empty texts of items, in order."""
+    return filter(None, chain.from_iterable((item.caption, item.head, item.body, item.after) for item in items))
 
 
 def cost(outcome: ToolOutput | ToolError) -> Usage:
