@@ -159,28 +159,21 @@ class JinaClient:
         try:
             return await pool.run(READ_RESPONSE, task, project=context.call.project or "", wait_s=deadline.remaining())
         except TaskKilled:
-            raise _given_up(request, received) from None
+            unread: ToolError = ResponseTooLarge(
+                "The response takes too much time or memory to read; ask for less: fewer results, no lists of links or "
+                "images, a target_selector, or another page."
+            )
         except PoolBusy:
-            raise ToolTimeout(
+            unread = ToolTimeout(
                 "This service was too busy to read the response within the time of this call; call again."
-            ) from None
+            )
+        raise unread_failure(request.expected, received) or unread
 
 
 def _received(response: httpx.Response, context: RequestContext) -> Received:
     """Return what `read_response` needs of a response beside its body."""
     secrets = frozenset(secret.get_secret_value() for secret in context.call.secrets_sent)
     return Received(response.status_code, response.headers.get("retry-after"), secrets)
-
-
-def _given_up(request: UpstreamRequest, received: Received) -> ToolError:
-    """Return the error of a response whose worker process was killed: it took too much time or memory."""
-    failure = unread_failure(request.expected, received)
-    if failure is not None:
-        return failure
-    return ResponseTooLarge(
-        "The response takes too much time or memory to read; ask for less: fewer results, no lists of links or images, "
-        "a target_selector, or another page."
-    )
 
 
 def _outgoing(request: UpstreamRequest, api_key: SecretStr, extensions: dict[str, Any]) -> httpx.Request:

@@ -136,7 +136,7 @@ def read_response(
 
 
 def unread_failure(expected: Expected, received: Received) -> ToolError | None:
-    """Return the error of a response whose body cannot be read; None if its HTTP status says success."""
+    """Return the error of a response whose body was not read: what its HTTP status says; None if that says success."""
     if received.http_status == HTTPStatus.OK:
         return None
     failures = RESPONSES[expected.operation].failures

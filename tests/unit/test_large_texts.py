@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+import signal
 import tracemalloc
 import unicodedata
 from bisect import bisect_right
@@ -26,7 +28,15 @@ from openapi_tool.isolation.service import Isolation
 from openapi_tool.jina.response import Expected, Received, UpstreamResult, read_response
 from openapi_tool.jina.response_task import READ_RESPONSE, response_result, response_task
 from openapi_tool.options.tools import ToolOptions
-from openapi_tool.protocol.errors import NotFound, ResponseTooLarge, ToolError, UpstreamUnavailable
+from openapi_tool.protocol.errors import (
+    AuthFailed,
+    NotFound,
+    RateLimited,
+    ResponseTooLarge,
+    ToolError,
+    ToolTimeout,
+    UpstreamUnavailable,
+)
 from openapi_tool.protocol.jsontext import loads
 from openapi_tool.protocol.records import Artifact
 from openapi_tool.tools import phrase_search, text_folding
@@ -94,6 +104,7 @@ async def test_many_large_responses_at_once_do_not_block_the_event_loop(pool: Wo
 # A response that takes too much to read.
 
 
+@pytest.mark.alone  # other load would make the worker late before its CPU time is used up
 @pytest.mark.asyncio(loop_scope="module")
 @requirement("isolation.limits", "memory.limit")
 async def test_an_answer_of_too_many_values_fails_its_own_call(pool: WorkerPool) -> None:
@@ -107,6 +118,26 @@ async def test_an_answer_of_too_many_values_fails_its_own_call(pool: WorkerPool)
 async def test_error_with_too_many_values_keeps_the_meaning_of_its_status(pool: WorkerPool) -> None:
     with pytest.raises(UpstreamUnavailable, match="overloaded"):
         await ToolsOverTransport(serving(PAGES["values"](), 503), pool=pool).output()
+
+
+@pytest.mark.parametrize(
+    ("status", "error"), [(200, ToolTimeout), (401, AuthFailed), (429, RateLimited), (503, UpstreamUnavailable)]
+)
+@requirement("isolation.limits")
+async def test_error_that_no_worker_reads_in_time_keeps_the_meaning_of_its_status(
+    status: int, error: type[ToolError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = WorkerPool(1, MAX_BYTES)
+    pool.start()
+    try:
+        await ToolsOverTransport(serving(PAGES["title"]()), pool=pool).output()  # waits until the worker runs
+        for pid in pool.pids:
+            os.kill(pid, signal.SIGSTOP)
+        monkeypatch.setattr("openapi_tool.isolation.pool.wall_s", lambda _: 0.2)
+        with pytest.raises(error):
+            await ToolsOverTransport(serving(PAGES["words"](), status), pool=pool).output()
+    finally:
+        await pool.aclose()
 
 
 @pytest.mark.asyncio(loop_scope="module")
