@@ -29,6 +29,11 @@ from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.servers import START_S, ServerFailed
 
 CALLS, WARM_CALLS = 300, 80
+_IN_FLIGHT = 8
+"""Running calls: so few that each ends soon, although counting slows it down.
+
+Calls of seconds would add what is done by time, such as heartbeats, and their number depends on the machine.
+"""
 _MODULE_VARIABLE, _FILE_VARIABLE = "BENCH_COUNTED", "BENCH_COUNTED_FILE"
 _POLL_S = 0.05
 _RESTART, _WRITE = signal.SIGWINCH, signal.SIGURG
@@ -54,7 +59,7 @@ async def instructions(calls: int = CALLS, settings: Mapping[str, str] = Mapping
 
 
 async def _measured(kind: str, harness: Harness, rounds: Rounds, load: Load, calls: int) -> Counts:
-    scenario = Scenario("instructions", CPU.shape, calls, CPU.ask, warm=WARM_CALLS)
+    scenario = Scenario("instructions", CPU.shape, calls, CPU.ask, in_flight=_IN_FLIGHT, warm=WARM_CALLS)
     file = harness.stack.folder / f"instructions-{kind}.json"
     process = harness.process(kind, {**settings_of(kind, scenario), _FILE_VARIABLE: str(file)})
     await rounds.prepare(scenario.ask.projects)

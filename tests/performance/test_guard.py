@@ -21,7 +21,7 @@ from tests.requirements import requirement
 
 MAX_CPU, RUNS = 3.0, 5
 REQUESTS_PER_MINUTE = 300
-MAX_INSTRUCTIONS = 3.9
+MAX_INSTRUCTIONS = 3.85
 """Limit, as a multiple of the floor's instructions. If the value in docs/performance.md falls, lower the limit, too."""
 
 
@@ -57,7 +57,7 @@ async def test_instructions_per_call_are_within_their_limit() -> None:
     """Unlike CPU time their number does not depend on the machine, so a small increase is detected."""
     counts = await instructions()
     ratio = sum(counts["executor"].values()) / sum(counts["floor"].values())
-    if ratio > MAX_INSTRUCTIONS:  # on a busy machine calls take longer, and more heartbeats and checks are among them
+    if ratio > MAX_INSTRUCTIONS:  # on a busy machine what is done by time may be among them
         counts = await instructions()
         ratio = min(ratio, sum(counts["executor"].values()) / sum(counts["floor"].values()))
     assert ratio <= MAX_INSTRUCTIONS, Counter(counts["executor"]).most_common(20)
