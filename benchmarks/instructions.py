@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from types import CodeType, FrameType, MappingProxyType
 from typing import Any
@@ -35,6 +35,8 @@ _IN_FLIGHT = 8
 Calls of seconds would add what is done by time, such as heartbeats, and their number depends on the machine.
 """
 _MODULE_VARIABLE, _FILE_VARIABLE = "BENCH_COUNTED", "BENCH_COUNTED_FILE"
+_IDLE_S = 3.0
+"""How long an idle process is counted, to know what it does by time, such as checks of its servers."""
 _POLL_S = 0.05
 _RESTART, _WRITE = signal.SIGWINCH, signal.SIGURG
 """Signals that `serve` leaves alone."""
@@ -46,7 +48,8 @@ Counts = dict[str, int]
 async def instructions(calls: int = CALLS, settings: Mapping[str, str] = MappingProxyType({})) -> dict[str, Counts]:
     """Return the instructions of `calls` calls by function, for `floor` and `executor`.
 
-    `settings` are variables of the executor. Threads other than the event loop's are not counted.
+    What the process does by time, measured while it is idle, is not among them: on a slow machine it does more of that
+    during the calls. `settings` are variables of the executor. Threads other than the event loop's are not counted.
     """
     modules = dict.fromkeys(TARGETS, ("benchmarks.instructions", _MODULE_VARIABLE))
     async with Harness(settings=settings, modules=modules) as harness, Load.connect(harness.nats.url) as load:
@@ -67,13 +70,22 @@ async def _measured(kind: str, harness: Harness, rounds: Rounds, load: Load, cal
     try:
         await rounds.warm(kind, scenario)
         commands = await place(rounds.database, scenario.ask, calls, TARGETS[kind])
-        await asyncio.to_thread(_send_signal, process, _RESTART, file)
-        await load.closed(commands, scenario.in_flight)
-        await asyncio.to_thread(_send_signal, process, _WRITE, file)
-        counts: Counts = json.loads(file.read_text())
-        return counts
+        idle, idle_s = await _counted(process, file, asyncio.sleep(_IDLE_S))
+        busy, busy_s = await _counted(process, file, load.closed(commands, scenario.in_flight))
+        return {name: round(max(0.0, count - idle.get(name, 0) * busy_s / idle_s)) for name, count in busy.items()}
     finally:
         await stop_all([process])
+
+
+async def _counted(process: ExecutorProcess, file: Path, work: Awaitable[object]) -> tuple[Counts, float]:
+    """Return the instructions that a process executes during `work`, by function, and the seconds that it takes."""
+    await asyncio.to_thread(_send_signal, process, _RESTART, file)
+    began = time.monotonic()
+    await work
+    seconds = time.monotonic() - began
+    await asyncio.to_thread(_send_signal, process, _WRITE, file)
+    counts: Counts = json.loads(await asyncio.to_thread(file.read_text))
+    return counts, seconds
 
 
 def _send_signal(process: ExecutorProcess, number: signal.Signals, file: Path) -> None:

@@ -54,6 +54,7 @@ _LARGEST = f"SELECT bucket, {_OWNER} FROM texts GROUP BY 1, 2 ORDER BY sum(bytes
 _LARGEST_FIRST = f"SELECT rowid, bytes FROM texts ORDER BY (bucket, {_OWNER}) = ({_LARGEST}) DESC, expires"  # noqa: S608
 
 _PURGES = "purges"  # bucket of one record without a value, whose revision is that of the last purge
+_LAST_REVISION = "SELECT revision FROM counter"
 _LAST_PURGE = f"SELECT coalesce(max(revision), 0) FROM records WHERE bucket = '{_PURGES}'"  # noqa: S608
 
 
@@ -75,7 +76,7 @@ class StateFile:
         self._is_locked = False  # whether the last transaction has waited in vain for another process
         self._watchers: list[_Watcher] = []
         self._polling: asyncio.Task[None] | None = None
-        self._seen = 0  # highest revision that the watchers know of
+        self._seen = number(connection, _LAST_REVISION)  # highest one that the watchers have been told of
         self.purged = number(connection, _LAST_PURGE)
 
     @classmethod
@@ -149,13 +150,12 @@ class StateFile:
     async def watch(self, bucket: str, on_change: OnChange) -> AsyncIterator[None]:
         """Call `on_change` for changed records of a bucket, at most about `_POLL_S` after the change.
 
-        It is called while the context is open.
+        It is called while the context is open. The first watch also tells of the changes since the file was opened: a
+        purge among them must be heard of.
         """
         watcher = _Watcher(bucket, on_change)
         self._watchers.append(watcher)
         if self._polling is None:
-            [(revision,)] = await self.read("SELECT revision FROM counter", ())
-            self._seen = revision
             self._polling = in_background(repeat(self._poll, _POLL_S, "the watch of the state file"), "state file")
         try:
             yield
@@ -265,7 +265,7 @@ class SqliteRecords:
     def store(self, connection: sqlite3.Connection, key: str, value: bytes, now: float) -> int:
         """Store a record within a transaction; return its revision."""
         connection.execute("UPDATE counter SET revision = revision + 1")
-        written = number(connection, "SELECT revision FROM counter")
+        written = number(connection, _LAST_REVISION)
         connection.execute(
             "INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?)",
             (self._bucket, key, value, written, now + self._ttl_s),
