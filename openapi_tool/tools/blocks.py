@@ -15,6 +15,7 @@ OPENING_CHARS = 3 * _MAX_LINE_CHARS
 
 # A fence opens or closes a code block: "```python", "~~~~". Groups: its marks, and what follows them.
 _FENCE = re.compile(r"^ {0,3}(`{3,}+|~{3,}+)([^`\n]*+)$", re.MULTILINE)
+_FENCE_STARTS = ("```", "~~~")
 _TABLE_RULE_CHARS = frozenset("|-: ")  # of the second line of a table: "| --- | :-: |"
 
 
@@ -42,6 +43,8 @@ def _open_code(text: str, position: int, around: Block | None) -> int | None:
     around_fence = _FENCE.match(around.opening) if around else None
     if around and around_fence:
         start, marks = around.start, around_fence[1]
+    if not any(mark in text for mark in _FENCE_STARTS):  # most texts: the pattern takes much longer
+        return start
     for fence in _FENCE.finditer(text):
         if start is None:
             start, marks = position + fence.start(), fence[1]

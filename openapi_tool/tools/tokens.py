@@ -14,6 +14,7 @@ from collections import Counter
 from functools import lru_cache
 
 _LINE_END = re.compile(r"\n\s*+")  # with the indentation of the next line
+_ASCII = re.compile(r"[\x00-\x7f]+")
 _SIGNS = string.punctuation.encode()
 # Tables for `bytes.translate`, which is much faster than a regular expression: all but digits, and all but letters,
 # become blanks.
@@ -58,7 +59,7 @@ def estimate_tokens(text: str) -> int:
     """Estimate the number of tokens of a text."""
     tokens = _ascii_tokens(text.encode("ascii", "replace")) + len(_LINE_END.findall(text)) * _PER_LINE_END
     if not text.isascii():
-        others = {char: count for char, count in Counter(text).items() if not char.isascii()}
+        others = Counter(_ASCII.sub("", text))
         # Each of them has become a `?` for `_ascii_tokens`, which has counted it as a sign.
         tokens += sum((_tokens_of_character(char) - _PER_SIGN) * count for char, count in others.items())
     return round(tokens)
