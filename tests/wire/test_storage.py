@@ -19,7 +19,7 @@ import nats
 import nats.errors
 import pytest
 from nats.js import JetStreamContext
-from nats.js.api import DiscardPolicy, KeyValueConfig, StreamConfig
+from nats.js.api import DiscardPolicy, KeyValueConfig, StreamConfig, StreamInfo
 from nats.js.errors import APIError, NotFoundError
 from tenacity import stop_after_delay, wait_fixed
 from typer.testing import CliRunner
@@ -405,8 +405,11 @@ async def test_created_streams_have_the_command_streams_replicas_and_survive_a_l
         async with connected(bootstrap.bus) as client:
             replicas = await replica_count(client, bootstrap.durable)
             stored = await stored_on(client, replicas)
-            await stored.storage.check()
-            infos = {info.config.name: info for info in await stored.jetstream.streams_info()}
+            infos: dict[str | None, StreamInfo] = {}
+            async with asyncio.timeout(30):
+                while not infos.keys() >= STREAMS:  # a check that a busy cluster answers late creates not all
+                    await stored.storage.check()
+                    infos = {info.config.name: info for info in await stored.jetstream.streams_info()}
             assert {name: infos[name].config.num_replicas for name in STREAMS} == dict.fromkeys(STREAMS, 3)
             leader = infos[LEASES].cluster
             assert leader is not None
