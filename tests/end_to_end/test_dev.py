@@ -472,6 +472,18 @@ async def test_every_event_is_one_line(caller: Caller) -> None:
     assert await lines(feed, entry("upstream.request", None)) == []
 
 
+@requirement("cli.dev")
+async def test_a_warning_names_the_tool_that_it_is_about(caller: Caller) -> None:
+    feed = Feed(caller)
+    switch = {"level": "warning", "message": "disabled by an operator", "tool_name": "jina_search", "reason": "why."}
+    of_dev = await lines(feed, entry("tool.disabled", None, **switch, project_id=PROJECT))
+    of_other = await lines(feed, entry("tool.disabled", None, **switch, project_id="other"))
+    assert of_dev == ["! disabled by an operator, tool_name=jina_search, reason=why."]
+    assert of_other == ["! disabled by an operator, tool_name=jina_search, project_id=other, reason=why."]
+    denied = {"level": "warning", "message": "call denied by x: jina_read", "tool_name": "jina_read"}
+    assert await lines(feed, entry("call.denied", None, **denied)) == ["! call denied by x: jina_read"], "it has it"
+
+
 def entry(action: str, placed: PlacedCall | None, **more: Any) -> dict[str, Any]:
     ids = {"project_id": placed.project_id, "tool_call_id": placed.tool_call_id} if placed else {}
     time = "2026-01-01T00:00:00.000+00:00"
