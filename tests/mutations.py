@@ -885,8 +885,8 @@ GATEWAY = (
     ),
     Mutation(
         "cli/gateway_serve.py",
-        "if not has_tokens and not _is_loopback(options.host):",
-        "if not options.host:",
+        "if not _is_loopback(host):",
+        "if not host:",
         "tests/gateway/test_gateway_process.py::test_without_tokens_it_refuses_to_listen_elsewhere_and_says_why",
     ),
     Mutation(

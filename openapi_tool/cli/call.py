@@ -59,15 +59,19 @@ def call(
         fail(redactor.text(str(error)))
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
-    print_outcome(outcome, redactor, as_json=as_json)
+    print_outcome(outcome, redactor, kernel.program, as_json=as_json)
 
 
 class _Kernel(NamedTuple):
-    """How to connect to the servers of a kernel, and what masks their secrets."""
+    """How to connect to the servers of a kernel, and what masks their secrets.
+
+    `program` is the beginning of a command line about this kernel.
+    """
 
     pool: PoolOptions
     bus: BusOptions
     redactor: Redactor
+    program: str = "openapi-tool"
 
 
 def _kernel() -> _Kernel:
@@ -96,7 +100,7 @@ def _kernel_of_dev() -> _Kernel:
         raise DevError(f"{error}; start one with `openapi-tool dev`, or set PG_DSN and NATS_SERVERS") from None
     pool = PoolOptions(stack.protocol, PostgresOptions(Secret(stack.pg_dsn)))
     bus = BusOptions(NatsOptions(servers=(stack.nats_servers,)), NAME)
-    return _Kernel(pool, bus, Redactor([os.environ.get(DEFAULT_AUTH_ENV, "")]))
+    return _Kernel(pool, bus, Redactor([os.environ.get(DEFAULT_AUTH_ENV, "")]), f"openapi-tool --dev {stack.name}")
 
 
 def _arguments(text: str) -> dict[str, Any]:

@@ -68,8 +68,11 @@ class CallOutcome:
         }
 
 
-def print_outcome(outcome: CallOutcome, redactor: Redactor, *, as_json: bool) -> None:
-    """Print the result on standard output, and what happened on standard error; exit unless the call succeeded."""
+def print_outcome(outcome: CallOutcome, redactor: Redactor, program: str, *, as_json: bool) -> None:
+    """Print the result on standard output, and what happened on standard error; exit unless the call succeeded.
+
+    `program` is the beginning of a command line about the same kernel.
+    """
     if as_json:
         typer.echo(redactor.text(json.dumps(outcome.as_object(), default=json_default)))
     elif outcome.content:
@@ -77,7 +80,7 @@ def print_outcome(outcome: CallOutcome, redactor: Redactor, *, as_json: bool) ->
         indent = "  " if is_terminal() else ""
         typer.echo(indent + printable_lines(redactor.text(as_model_reads(outcome.content)), indent))
     if outcome.result is None:
-        _fail_without_result(outcome, redactor)
+        _fail_without_result(outcome, redactor, program)
     if outcome.result.doorbell is None:
         print_status("no doorbell followed the result: a worker would only find it by its inbox scan")
     if outcome.repaired:
@@ -100,21 +103,21 @@ def _steps(times: Mapping[str, int | None]) -> str:
     return " → ".join(f"{step} {ms} ms" if ms else step for step, ms in reached.items())
 
 
-def _fail_without_result(outcome: CallOutcome, redactor: Redactor) -> NoReturn:
+def _fail_without_result(outcome: CallOutcome, redactor: Redactor, program: str) -> NoReturn:
     call = outcome.call
     why = redactor.text(outcome.why_no_result)
     if not outcome.times:
         fail(
             f"no stream has confirmed the command of {call.tool_call_id}: {why}\n"
-            "openapi-tool check says what NATS lacks, openapi-tool nats durable what the stream holds. "
+            f"{program} check says what NATS lacks, {program} nats durable what the stream holds. "
             "The call is saved; without its command no executor runs it.",
             _NO_RESULT,
         )
     durable = default_durable(call.version, parse_command_subject(call.subject).target)
     fail(
         f"no result of {call.tool_call_id}: {why}\n"
-        f"openapi-tool inspect {call.tool_call_id} --project {call.project_id} says where it is, "
-        f"openapi-tool top what calls wait for. Does an executor consume {call.subject} (default durable "
+        f"{program} inspect {call.tool_call_id} --project {call.project_id} says where it is, "
+        f"{program} top what calls wait for. Does an executor consume {call.subject} (default durable "
         f"{durable})?",
         _NO_RESULT,
     )

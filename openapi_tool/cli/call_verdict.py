@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from openapi_tool.cli.call_history import CallHistory, run_events
+from openapi_tool.cli.kernel import command_about_same
 from openapi_tool.kernel.jetstream.command_state import CommandState
 from openapi_tool.tools.wording import counted
 
@@ -44,14 +45,15 @@ def _why_unanswered(command: CommandState) -> str:
         return "the durable is paused; `nats consumer resume` ends that"
     if command.sequence > command.delivered:
         waiting = counted(command.pending, "command")
-        return f"the durable has not delivered it; it has {waiting} to deliver, see `openapi-tool top`"
+        return f"the durable has not delivered it; it has {waiting} to deliver, see `{command_about_same('top')}`"
     lease = command.lease or {}
     if lease.get("owner"):
         runs = run_events(command)
         executor = runs[-1].executor if runs else lease["owner"]
         return f"executor {executor} runs it; lost runs so far: {lease.get('lost', 0)}"
     if command.ack_floor is not None and command.sequence <= command.ack_floor:
-        return "its command is settled without a result; `openapi-tool deadletters list --abandoned` finds it"
+        list_abandoned = command_about_same("deadletters list --abandoned")
+        return f"its command is settled without a result; `{list_abandoned}` finds it"
     return _what_replicas_said(command)
 
 

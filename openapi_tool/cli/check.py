@@ -11,13 +11,14 @@ from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap
-from openapi_tool.cli.kernel import names_of_dev, servers_of_named_dev
+from openapi_tool.cli.kernel import named_dev, names_of_dev, servers_of
 from openapi_tool.cli.output import USAGE, print_json, print_line, print_status
-from openapi_tool.cli.stored_definitions import NOT_OURS, UNUSABLE, judge, stored_check
+from openapi_tool.cli.stored_definitions import NOT_OURS, UNUSABLE, judge, secrets_of_dev, stored_check
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.kernel.jetstream.durable import DurableMissing, observe
 from openapi_tool.kernel.jetstream.storage_check import unusable, unusable_quotas
@@ -39,6 +40,9 @@ from openapi_tool.tools.operations import OPERATIONS
 from openapi_tool.tools.registry import RegistryError
 from openapi_tool.tools.secret_variables import FILE_SUFFIX
 from openapi_tool.tools.wording import counted
+
+if TYPE_CHECKING:
+    from openapi_tool.local.dev_state import StackAddress
 
 _TIMEOUT_S = 10.0
 _FAILED = 1
@@ -69,7 +73,8 @@ def check(
 
 def _check(*, as_json: bool, project: list[str] | None, upstream: bool) -> None:
     try:
-        bootstrap = build_bootstrap(load_settings(servers_of_named_dev()), os.environ)
+        dev = named_dev()
+        bootstrap = build_bootstrap(load_settings(servers_of(dev)), os.environ)
     except SettingsError as error:
         if as_json:
             _print_json({"settings": CheckResult("\n".join(error.problems))}, [])
@@ -80,7 +85,7 @@ def _check(*, as_json: bool, project: list[str] | None, upstream: bool) -> None:
         raise
     served_project = bootstrap.settings.protocol.project
     projects = project or ([] if served_project == "*" else [served_project])
-    results = {"settings": CheckResult(), **asyncio.run(_results(bootstrap, projects, upstream=upstream))}
+    results = {"settings": CheckResult(), **asyncio.run(_results(bootstrap, projects, dev, upstream=upstream))}
     weak = [f"{name} is too short or too common a word to be masked; set another one" for name in bootstrap.unmasked]
     remarks = [*bootstrap.settings.remarks, *ignored_variables(os.environ), *weak]
     if as_json:
@@ -100,19 +105,35 @@ def _print_json(results: Mapping[str, CheckResult], remarks: Sequence[str]) -> N
     print_json({"ok": not any(checks.values()), "checks": checks, "details": details, "remarks": list(remarks)})
 
 
-async def _results(bootstrap: Bootstrap, projects: Sequence[str], *, upstream: bool) -> dict[str, CheckResult]:
+async def _results(
+    bootstrap: Bootstrap, projects: Sequence[str], dev: StackAddress | None, *, upstream: bool
+) -> dict[str, CheckResult]:
     checks: dict[str, Awaitable[list[str]]] = {"postgres": _postgres(bootstrap), "nats": _nats(bootstrap)}
     if bootstrap.quotas:  # the NATS of `quotas.nats_servers`, if it is another one than the kernel's
         checks[QUOTAS] = _quotas(bootstrap.quotas)
     if upstream:
         checks["upstream"] = _upstream(bootstrap)
     for project in projects:
-        checks[f"definitions of {project}"] = _definitions(bootstrap, project)
+        checks[f"definitions of {project}"] = _definitions(bootstrap, project, dev)
     results = await asyncio.gather(*(_result(check, bootstrap) for check in checks.values()))
+    keys = _keys(bootstrap) if dev is None else _keys_of_dev(bootstrap, dev)
+    return {**dict(zip(checks, results, strict=True)), **keys}
+
+
+def _keys(bootstrap: Bootstrap) -> dict[str, CheckResult]:
     keys = {variable: CheckResult() for variable in sorted(bootstrap.secrets.allowed)}
     for variable in bootstrap.secrets.missing():
         keys[variable] = CheckResult(_why_key_is_missing(bootstrap, variable))
-    return {**dict(zip(checks, results, strict=True)), **keys}
+    return keys
+
+
+def _keys_of_dev(bootstrap: Bootstrap, dev: StackAddress) -> dict[str, CheckResult]:
+    """Return which keys the executors of a `dev` have: they got them at their start, whatever is set here."""
+    secrets = secrets_of_dev(bootstrap.settings, dev)
+    keys = {variable: CheckResult(details=["a key of the dev stack"]) for variable in sorted(secrets.allowed)}
+    for variable in secrets.missing():
+        keys[variable] = CheckResult(f"the dev stack {dev.name!r} has no such key; set it and start that `dev` again")
+    return keys
 
 
 def _why_key_is_missing(bootstrap: Bootstrap, variable: str) -> str:
@@ -201,8 +222,8 @@ async def _reach(client: JinaClient, host: str) -> None:
         raise _CheckFailed(f"{host} cannot be reached ({kind}); check {remedy}") from error
 
 
-async def _definitions(bootstrap: Bootstrap, project: str) -> list[str]:
-    stored = stored_check(bootstrap.settings)
+async def _definitions(bootstrap: Bootstrap, project: str, dev: StackAddress | None) -> list[str]:
+    stored = stored_check(bootstrap.settings, dev)
     async with ToolRows.open(bootstrap.pool) as rows:
         definitions = await rows.definitions(project)
     unusable_tools = []

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import typer
 
 from openapi_tool.bootstrap import Bootstrap
-from openapi_tool.cli.kernel import result_lookup
+from openapi_tool.cli.kernel import command_about_same, result_lookup, say_dev_in_use
 from openapi_tool.cli.nats_connection import with_nats
 from openapi_tool.cli.output import USAGE, fail, print_json, print_line, print_status
 from openapi_tool.cli.tables import Rows, output
@@ -119,6 +119,7 @@ def _print_outcome(outcome: Mapping[str, Any], *, yes: bool, as_json: bool) -> N
 
 
 def _with_nats(work: Callable[[Bootstrap, BusClient], Awaitable[T]], *, abandoned: bool) -> T:
+    say_dev_in_use()
     if abandoned:  # PostgreSQL is needed, too, and the outage may be its own
         return with_nats(work, user=NatsUser.DEADLETTERS, database=True)
     return with_nats(work, user=NatsUser.DEADLETTERS, advice=_WITHOUT_NATS)
@@ -153,7 +154,8 @@ def _chosen(letters: list[DeadLetter], letter_id: str) -> DeadLetter:
     for letter in letters:
         if letter.id == letter_id:
             return letter
-    return fail(f"there is no dead letter {letter_id!r}; `openapi-tool deadletters list` prints the ids", USAGE)
+    command = "deadletters list --abandoned" if _is_abandoned(letter_id) else "deadletters list"
+    return fail(f"there is no dead letter {letter_id!r}; `{command_about_same(command)}` prints the ids", USAGE)
 
 
 def _as_object(letter: DeadLetter) -> dict[str, Any]:

@@ -7,12 +7,13 @@ failure or warning.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
 from openapi_tool.local.caller import ERRORS, Caller
+from openapi_tool.local.dev import PROJECT
 from openapi_tool.protocol.cards import as_model_reads
 from openapi_tool.tools.wording import counted, one_line
 
@@ -29,6 +30,7 @@ _RETRY_ACTIONS = (
 # Logged at a normal exit, too. `dev` itself notices if NATS has ended.
 _IGNORED_ACTIONS = ("nats.disconnected",)
 _ALERT_LEVELS = ("warning", "error", "critical")
+_SUBJECTS = ("tool_name", "project_id", "host")
 # Fields of a log line that are shown after its message.
 _DETAILS = ("reason", "author_id", "error", "error_code", "http_status", "attempt", "wait_s", "subject")
 
@@ -57,7 +59,7 @@ class Feed:
         elif action in _RETRY_ACTIONS:
             yield _line("↻", entry, _message(entry))
         elif entry["level"] in _ALERT_LEVELS and action not in _IGNORED_ACTIONS:
-            yield _line("!", entry, _message(entry))
+            yield _line("!", entry, _message(entry, _subjects(entry)))
 
     async def _begin(self, entry: Mapping[str, Any]) -> str:
         content = await self._content(entry, "tool.call")
@@ -86,9 +88,19 @@ class Feed:
         return {}
 
 
-def _message(entry: Mapping[str, Any]) -> str:
+def _subjects(entry: Mapping[str, Any]) -> list[str]:
+    """Return the fields that say what a warning is about, unless its message or the project of `dev` says it."""
+    known = {"project_id": PROJECT}
+    return [
+        name
+        for name in _SUBJECTS
+        if name in entry and entry[name] != known.get(name) and str(entry[name]) not in entry["message"]
+    ]
+
+
+def _message(entry: Mapping[str, Any], subjects: Sequence[str] = ()) -> str:
     first_line = entry["message"].partition("\n")[0]
-    details = [f"{name}={entry[name]}" for name in _DETAILS if name in entry]
+    details = [f"{name}={entry[name]}" for name in (*subjects, *_DETAILS) if name in entry]
     return ", ".join([first_line, *details])
 
 

@@ -25,6 +25,7 @@ from openapi_tool.local.dev_state import (
 )
 from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.settings import PREFIX
+from openapi_tool.tools.secret_variables import FILE_SUFFIX
 
 if TYPE_CHECKING:
     from openapi_tool.cli.dev_settings import DevSettings
@@ -91,8 +92,16 @@ def running_dev_stack(options: DevFlags, settings: DevSettings) -> Iterator[DevS
         prefix = _command_prefix(servers, version, state)  # before `announce`, as it asks for other stacks
         stack = DevStack(servers, version, executors, prefix)
         if state is not None:
-            announce(state.descriptor, stack.dsn, servers.nats.url, version)
+            announce(state.descriptor, stack.dsn, servers.nats.url, version, _keys(options, settings))
         yield stack
+
+
+def _keys(options: DevFlags, settings: DevSettings) -> tuple[str, ...]:
+    """Return the variables with keys that the executors have: all with the double, else those that the user has set."""
+    if options.upstream is UpstreamChoice.DOUBLE:
+        return settings.key_names
+    set_by_user = settings.environment.keys()
+    return tuple(name for name in settings.key_names if {name, name + FILE_SUFFIX} & set_by_user)
 
 
 def _start(servers: EmbeddedStack, options: DevFlags, settings: DevSettings, exits: ExitStack) -> list[ExecutorProcess]:

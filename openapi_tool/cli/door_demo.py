@@ -20,16 +20,20 @@ from rich.panel import Panel
 from rich.text import Text
 
 from openapi_tool.cli.embedded import extra_needed
+from openapi_tool.cli.gateway_serve import bound_socket
+from openapi_tool.cli.kernel import NO_DATABASE
 from openapi_tool.cli.options import DoorChoice, UpstreamChoice
 from openapi_tool.cli.output import INTERRUPTED, fail
 from openapi_tool.cli.tables import cell
-from openapi_tool.environment import DEFAULT_AUTH_ENV
+from openapi_tool.environment import DEFAULT_AUTH_ENV, PREFIX
+from openapi_tool.settings import load_settings
 from openapi_tool.telemetry.printable import printable_lines
 
 _DOUBLE_NOTE = (
     "The upstream is a double on loopback that answers with recorded real responses. For the real one: "
     "JINA_API_KEY=… openapi-tool demo --door {door} --upstream real"
 )
+_PORT = f"{PREFIX}GATEWAY__PORT"
 _COMMANDS = {DoorChoice.MCP: "mcp", DoorChoice.HTTP: "gateway"}  # that serve a door
 
 
@@ -38,6 +42,8 @@ def serve_door(door: DoorChoice, *, upstream: UpstreamChoice, tools: Path | None
     if door not in _COMMANDS:
         fail("--serve needs --door mcp or --door http; for a kernel use: openapi-tool dev")
     _require_packages_and_key(upstream)
+    if door is DoorChoice.HTTP:
+        _require_free_port()
     from openapi_tool.local import door_demo as local_door  # noqa: PLC0415 - its packages are there
     from openapi_tool.local.servers import ServerFailed  # noqa: PLC0415 - the same
 
@@ -47,6 +53,17 @@ def serve_door(door: DoorChoice, *, upstream: UpstreamChoice, tools: Path | None
     except ServerFailed as failure:
         fail(str(failure))
     raise typer.Exit(code)
+
+
+def _require_free_port() -> None:
+    """Exit with 2 if the gateway could not listen, before it starts. Raises SettingsError."""
+    options = load_settings(NO_DATABASE).gateway
+    try:
+        bound_socket(options.host, options.port).close()
+    except OSError as error:
+        where = f"gateway.host, gateway.port: cannot listen on {options.host}:{options.port}"
+        why, _, _ = (error.strerror or str(error)).partition(" (while ")  # … attempting to bind on address …
+        fail(f"{where}: {why}; set {_PORT}, 0 for any free port")
 
 
 def door_demo(door: DoorChoice, *, upstream: UpstreamChoice, as_json: bool) -> None:

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from functools import partial
 
 from openapi_tool.bootstrap import Bootstrap
-from openapi_tool.cli.kernel import names_database, result_lookup
+from openapi_tool.cli.kernel import names_database, result_lookup, say_dev_in_use
 from openapi_tool.cli.nats_connection import with_nats
 from openapi_tool.cli.output import USAGE, fail, print_json, print_line, print_status
 from openapi_tool.kernel.jetstream.durable import DurableMissing
@@ -23,6 +23,7 @@ _REFUSED = 1
 
 def durable(*, restore: bool, as_json: bool) -> None:
     """Print the durable consumer, or restore it for the kernel's own executor."""
+    say_dev_in_use()
     done = with_nats(partial(_show_or_restore, restore=restore), user=NatsUser.DURABLE)
     commands_were_checked = done.acknowledged is not None
     if restore and not commands_were_checked and done.before.unacknowledged:

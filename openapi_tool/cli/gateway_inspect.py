@@ -15,9 +15,9 @@ from openapi_tool.cli.output import fail, print_json, print_line, print_status
 from openapi_tool.tools.wording import short
 
 
-def inspect_in_gateway(path: Path, tool_call_id: str, *, project: str, as_json: bool) -> None:
-    """Print what a gateway has stored of one call."""
-    row = _row(path, tool_call_id, project)
+def inspect_in_gateway(path: Path, tool_call_id: str, project: str, remedy: str, *, as_json: bool) -> None:
+    """Print what a gateway has stored of one call; `remedy` ends the message that there is none."""
+    row = _row(path, tool_call_id, project, remedy)
     attempts = orjson.loads(row.pop("details"))["attempts"]
     began = datetime.fromtimestamp(row.pop("at"), UTC)
     row["at"] = began.isoformat(timespec="milliseconds")
@@ -34,7 +34,7 @@ def inspect_in_gateway(path: Path, tool_call_id: str, *, project: str, as_json: 
     print_status("no data for arguments, texts, commands, cards and doorbells: a gateway stores none of a call")
 
 
-def _row(path: Path, tool_call_id: str, project: str) -> dict[str, Any]:
+def _row(path: Path, tool_call_id: str, project: str, remedy: str) -> dict[str, Any]:
     """Return the row of the call; exit with 2 if there is none."""
     query = "SELECT * FROM calls WHERE project = ? AND tool_call_id = ?"
 
@@ -45,7 +45,8 @@ def _row(path: Path, tool_call_id: str, project: str) -> dict[str, Any]:
 
     row = with_state(path, lambda state: state.run(select), lambda rows: rows.of_project(project, tool_call_id))
     if row is None:
-        fail(f"project {short(project)!r} has no call {short(tool_call_id)!r} in {path}, or it is older than 90 days")
+        missing = f"project {short(project)!r} has no call {short(tool_call_id)!r} in {path}"
+        fail(f"{missing}, or it is older than 90 days{remedy}")
     return row
 
 

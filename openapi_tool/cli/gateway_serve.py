@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shlex
 import socket
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -24,13 +25,14 @@ except ImportError:  # not built for this platform
     from asyncio import new_event_loop  # type: ignore[assignment]
 from openapi_tool import __version__
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap
-from openapi_tool.cli.gateway_state import chosen_state
+from openapi_tool.cli.gateway_state import DEFAULT_PROJECT, chosen_state
 from openapi_tool.cli.kernel import NO_DATABASE
 from openapi_tool.cli.output import fail
 from openapi_tool.cli.served_tools import ServedTools, served_tools
+from openapi_tool.environment import CONFIG_VARIABLE, PREFIX
 from openapi_tool.gateway.assembly import INSTANCE, open_gateway
 from openapi_tool.gateway.calls import Gateway
-from openapi_tool.gateway.opening import open_state
+from openapi_tool.gateway.opening import NATS, open_state
 from openapi_tool.gateway.state import GatewayState
 from openapi_tool.gateway.token_record import TokensInvalid
 from openapi_tool.gateway.token_stores import StoredTokens, TokenFile, TokenStore
@@ -45,6 +47,7 @@ from openapi_tool.settings import Settings, SettingsError, load_settings
 from openapi_tool.settings.model import with_values
 from openapi_tool.settings.sources import use_settings_file
 from openapi_tool.shutdown import Shutdown, cancelled, end_process
+from openapi_tool.state.sqlite import MEMORY
 from openapi_tool.state.sqlite_file import StateUnusable
 from openapi_tool.telemetry.health import Dependency, Health
 from openapi_tool.telemetry.health_server import health_server
@@ -62,6 +65,7 @@ log = logging.getLogger(__name__)
 
 _REFRESH_S = 1.0
 _STATE = "state"
+_TOKENS_FILE = f"{PREFIX}GATEWAY__TOKENS_FILE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +93,11 @@ def serve(flags: GatewayFlags, resolver: Resolver | None = None) -> NoReturn:
     bootstrap = build_bootstrap(read_settings(), os.environ)
     settings = bootstrap.settings
     _start_telemetry(bootstrap)
+    state = chosen_state(flags.state)
     parts = _Parts(
         served=served_tools(flags.tools, settings),
-        state=chosen_state(flags.state),
+        state=state,
+        create_token=_create_token(flags, state, settings.gateway.tokens_file),
         options=_with_possible_connections(settings.gateway, open_files),
         reloader=Reloader(bootstrap, read_settings, os.environ),
         resolver=resolver,
@@ -137,10 +143,11 @@ def _with_possible_connections(options: GatewayOptions, open_files: int) -> Gate
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What `_serve` works with; `state` says where the state is."""
+    """What `_serve` works with; `state` says where the state is, `create_token` how to make a token for it."""
 
     served: ServedTools
     state: Path
+    create_token: str
     options: GatewayOptions
     reloader: Reloader
     resolver: Resolver | None
@@ -169,7 +176,9 @@ async def _serve(parts: _Parts, *, structured: bool) -> None:
         await tokens.load()
         jwts = _issuer_tokens(bootstrap)
         open_to_all = len(tokens) == 0 and jwts is None
-        listening = _listen(options, has_tokens=not open_to_all)
+        if open_to_all:
+            _require_loopback(options.host, parts.create_token)
+        listening = _listen(options)
         gateway = await stack.enter_async_context(
             open_gateway(parts.reloader, state, parts.served.tools, parts.resolver)
         )
@@ -290,20 +299,43 @@ async def _serve_health(stack: AsyncExitStack, settings: Settings, health: Healt
         raise SettingsError([f"health.host, health.port: cannot listen: {error.strerror or error}"]) from error
 
 
-def _listen(options: GatewayOptions, *, has_tokens: bool) -> socket.socket:
-    """Return the listening socket; without tokens it serves this machine only. Raises SettingsError."""
-    if not has_tokens and not _is_loopback(options.host):
-        why = f"gateway.host: without tokens anyone who reaches {options.host} could spend the key"
-        remedy = "create a token (openapi-tool tokens create), name gateway.tokens_file, or listen on 127.0.0.1"
-        raise SettingsError([f"{why}: {remedy}"])
+def _create_token(flags: GatewayFlags, state: Path, tokens_file: Path | None) -> str:
+    """Return advice with a command that creates the first token where this gateway will find it."""
+    words = ["openapi-tool", "tokens", "create", "--project", DEFAULT_PROJECT]
+    if tokens_file is not None:
+        return f"create a token ({shlex.join([*words, '--file', str(tokens_file)])})"
+    if state == MEMORY:
+        create = shlex.join([*words, "--file", "tokens.json"])
+        return f"create a token ({create}) and name its file in gateway.tokens_file ({_TOKENS_FILE}=tokens.json)"
+    variable = ""
+    if flags.state is not None:
+        words += ["--state", str(flags.state)]
+    elif state == NATS and flags.config is not None:  # which `tokens` reads from the variable only
+        variable = f"{CONFIG_VARIABLE}={shlex.quote(str(flags.config))} "
+    return f"create a token ({variable}{shlex.join(words)}), name gateway.tokens_file"
+
+
+def _require_loopback(host: str, create_token: str) -> None:
+    """Raise SettingsError if other machines reach this address, which a gateway without tokens does not serve."""
+    if not _is_loopback(host):
+        why = f"gateway.host: without tokens anyone who reaches {host} could spend the key"
+        raise SettingsError([f"{why}: {create_token}, or listen on 127.0.0.1"])
+
+
+def _listen(options: GatewayOptions) -> socket.socket:
+    """Return the listening socket. Raises SettingsError."""
     try:
-        found = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, *_, address = found[0]
-        host_and_port = address[:2]  # an address of IPv6 has more
-        return socket.create_server(host_and_port, family=family, backlog=1_024)
+        return bound_socket(options.host, options.port)
     except OSError as error:
         why = f"gateway.host, gateway.port: cannot listen on {options.host}:{options.port}: {error.strerror or error}"
         raise SettingsError([f"{why}; set another one (--host, --port)"]) from error
+
+
+def bound_socket(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on this address. Raises OSError."""
+    family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    host_and_port = address[:2]  # an address of IPv6 has more
+    return socket.create_server(host_and_port, family=family, backlog=1_024)
 
 
 def _is_loopback(host: str) -> bool:

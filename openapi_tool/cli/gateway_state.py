@@ -1,4 +1,6 @@
-"""The state of a gateway that a command is about, and `openapi-tool state purge`.
+"""What a command is about, a kernel or the state of a gateway, and `openapi-tool state purge`.
+
+A command that chose by itself says so in a line on standard error, with the option that names the other candidate.
 
 A gateway stores budgets, limits, switches of tools, tokens, texts and a row for each call. They are in a file (SQLite),
 or in NATS, which the path `NATS` stands for.
@@ -8,15 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import sqlite3
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from pydantic_settings import SettingsError as UnreadableVariable
 
-from openapi_tool.cli.kernel import find_dev, is_given, servers_of_named_dev
+from openapi_tool.cli.kernel import dev_in_use, is_dev_named, is_given, project_of_dev
 from openapi_tool.cli.nats_connection import with_nats
 from openapi_tool.cli.output import fail, print_status
 from openapi_tool.gateway.call_row import CallRow
@@ -35,11 +38,14 @@ from openapi_tool.tools.wording import short
 if TYPE_CHECKING:
     from openapi_tool.bootstrap import Bootstrap
     from openapi_tool.gateway.nats_rows import NatsRows
+    from openapi_tool.local.dev_state import StackAddress
     from openapi_tool.nats_client.client import BusClient
 
 T = TypeVar("T")
 _NOT_CONFIRMED = 1
-_LOCAL = "local"  # project of `mcp` without --project, and of `gateway` without tokens
+DEFAULT_PROJECT = "local"
+"""Project of `mcp` without --project, and of `gateway` without tokens."""
+
 _PURGED = "budgets, limits, switches of tools, tokens, stored texts and results, and the rows of calls"
 
 
@@ -53,8 +59,19 @@ def chosen_state(option: Path | None) -> Path:
         fail(str(error))
 
 
+class _Selection(NamedTuple):
+    """What a command is about: the state of a gateway, or a kernel (None), which may be a `dev`.
+
+    `is_default_file` is True for a state file that neither an option nor the settings named.
+    """
+
+    state: Path | None
+    dev: StackAddress | None = None
+    is_default_file: bool = False
+
+
 def selected_state(option: Path | None) -> Path | None:
-    """Return the state that a command is about, None for a kernel.
+    """Return the state that a command is about, None for a kernel; print what it is if nothing named it.
 
     Without the option the settings decide:
 
@@ -63,31 +80,64 @@ def selected_state(option: Path | None) -> Path | None:
     - Something else of NATS is configured, or a dev stack runs: a kernel.
     - Nothing is configured: the default file, if it exists.
     """
+    selection = _selection(option)
+    _say(selection)
+    return selection.state
+
+
+def _selection(option: Path | None) -> _Selection:
     if option is not None:
-        return option
+        return _Selection(option)
     try:
+        dev = dev_in_use(f"a gateway's state: --state {shlex.quote(str(_existing_default_file() or 'FILE'))}")
         configured = given_values()
     except (SourceUnreadable, UnreadableVariable):
-        return None  # reported when the settings are loaded
-    if "postgres" in configured or servers_of_named_dev():
-        return None
+        return _Selection(None)  # reported when the settings are loaded
+    if dev is not None or "postgres" in configured:
+        return _Selection(None, dev)
     if is_given(configured, "nats", "servers"):
-        return NATS
-    if "nats" in configured or find_dev().stack is not None:
-        return None
+        return _Selection(NATS)
+    if "nats" in configured:
+        return _Selection(None)
     return _default_file()
 
 
-def _default_file() -> Path | None:
+def _default_file() -> _Selection:
     """Return the default state file; say so if there is none, as the command then has nothing to ask."""
+    file = _existing_default_file()
+    if file is not None:
+        return _Selection(file, is_default_file=True)
+    with suppress(StateUnusable):
+        path = default_path(os.environ)
+        print_status(
+            f"no settings name a server, no `dev` runs, and there is no gateway's state file {path}: see --state"
+        )
+    return _Selection(None)
+
+
+def _existing_default_file() -> Path | None:
+    """Return the default state file if there is one."""
     try:
         path = default_path(os.environ)
-    except StateUnusable:
+        return path if path.exists() else None
+    except (StateUnusable, PermissionError):  # the second for a folder that may not be read
         return None
-    if path.exists():
-        return path
-    print_status(f"no settings name a server, no `dev` runs, and there is no gateway's state file {path}: see --state")
-    return None
+
+
+def say_default_file(path: Path) -> None:
+    """Print that a command is about the default state file."""
+    _say(_Selection(path, is_default_file=True))
+
+
+def _say(selection: _Selection, default_project: str = "") -> None:
+    """Print what a command is about, if nothing named it or its project, which is then `default_project`."""
+    of_project = f", project {default_project}" if default_project else ""
+    if selection.is_default_file:
+        print_status(f"of the gateway with the state file {selection.state}{of_project}")
+    elif selection.dev is not None and (default_project or not is_dev_named()):
+        other = None if is_dev_named() else _existing_default_file()
+        instead = f"; of the gateway instead: --state {shlex.quote(str(other))}" if other else ""
+        print_status(f"{selection.dev.described}{of_project}{instead}")
 
 
 def selected_file(option: Path | None) -> Path | None:
@@ -99,17 +149,36 @@ def selected_file(option: Path | None) -> Path | None:
     return None if path == NATS else path
 
 
-def chosen_project(option: str | None, state: Path | None) -> str:
-    """Return the project that a command is about; exit with 2 if the option is invalid.
+class StateAndProject(NamedTuple):
+    """The state and the project that a command is about; the state is None for a kernel."""
 
-    For a gateway the option may be missing: then it is the default project of its doors.
+    state: Path | None
+    project: str
+
+
+def selected_project(state_option: Path | None, project_option: str | None) -> StateAndProject:
+    """Return the state and the project that a command is about; print them if nothing named them.
+
+    Without the option for the project it is the default project of a gateway's doors, or that of `dev`. Exits with 2 if
+    it is invalid, or missing for another kernel.
     """
-    if option is None and state is None:
+    selection = _selection(state_option)
+    project = project_option
+    if project is None and selection.state is not None:
+        project = DEFAULT_PROJECT
+    elif project is None and selection.dev is not None:
+        project = project_of_dev()
+    if project is None:
         fail("--project is missing; name the project")
-    project = _LOCAL if option is None else option
     if not is_token(project):
         fail(f"--project: {short(project)!r} is no project id: it is empty or contains blanks or `.*>`")
-    return project
+    _say(selection, "" if project_option else project)
+    return StateAndProject(selection.state, project)
+
+
+def other_project(option: str | None) -> str:
+    """Return the end of a message that something was not found in a project: which option names another one."""
+    return "" if option else "; name another project with --project"
 
 
 def with_state(

@@ -14,7 +14,7 @@ from openapi_tool.cli.call_history import CallHistory, stored_history
 from openapi_tool.cli.call_timeline import Event, timeline
 from openapi_tool.cli.call_verdict import verdict_on
 from openapi_tool.cli.gateway_inspect import inspect_in_gateway
-from openapi_tool.cli.gateway_state import chosen_project, selected_state
+from openapi_tool.cli.gateway_state import other_project, selected_project
 from openapi_tool.cli.nats_connection import with_nats
 from openapi_tool.cli.output import fail, json_default, print_json, print_line
 from openapi_tool.nats_client.client import BusClient
@@ -25,23 +25,25 @@ from openapi_tool.tools.wording import short
 
 def inspect(tool_call_id: str, *, project: str | None, as_json: bool, state: Path | None = None) -> None:
     """Print the timeline of one call, and why it has no result if it has none."""
-    path = selected_state(state)
-    project = chosen_project(project, path)
+    selected = selected_project(state, project)
     if not tool_call_id or storable_text(tool_call_id) != tool_call_id:  # PostgreSQL takes no NUL or lone surrogate
         fail(f"TOOL_CALL_ID: {short(tool_call_id)!r} is no tool call id: it contains NUL or is not UTF-8")
-    if path is None:
-        _inspect_in_kernel(tool_call_id, project, as_json=as_json)
+    remedy = other_project(project)
+    if selected.state is None:
+        _inspect_in_kernel(tool_call_id, selected.project, remedy, as_json=as_json)
     else:
-        inspect_in_gateway(path, tool_call_id, project=project, as_json=as_json)
+        inspect_in_gateway(selected.state, tool_call_id, selected.project, remedy, as_json=as_json)
 
 
-def _inspect_in_kernel(tool_call_id: str, project: str, *, as_json: bool) -> None:
+def _inspect_in_kernel(tool_call_id: str, project: str, remedy: str, *, as_json: bool) -> None:
+    """Print the timeline of a call of a kernel; `remedy` ends the message that there is none."""
+
     async def read(bootstrap: Bootstrap, client: BusClient) -> CallHistory:
         return await stored_history(bootstrap, client, project, tool_call_id)
 
     history = with_nats(read, user=NatsUser.INSPECT, database=True)
     if history.is_empty:
-        fail(f"project {project!r} has no call {tool_call_id!r}, or its command and rows are gone")
+        fail(f"project {project!r} has no call {tool_call_id!r}, or its command and rows are gone{remedy}")
     events = timeline(history)
     verdict = verdict_on(history)
     if as_json:

@@ -1,28 +1,31 @@
 """Which kernel a command is about: the one whose servers the settings name, else this user's running `dev`.
 
-`dev` runs a simulated kernel on this machine. The option --dev NAME chooses one, whatever the settings say.
+`dev` runs a simulated kernel on this machine. The option --dev NAME chooses one, whatever the settings say. A command
+that found one by itself says so in a line on standard error.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic_settings import SettingsError as UnreadableVariable
 
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap
-from openapi_tool.cli.output import fail
+from openapi_tool.cli.output import fail, print_status
 from openapi_tool.environment import DEV_VARIABLE
 from openapi_tool.kernel.postgres.store import KernelStore
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.dialect import claimed_identity
 from openapi_tool.protocol.errors import Unanswerable
 from openapi_tool.protocol.subjects import parse_command_subject
-from openapi_tool.settings import given_values, load_settings
+from openapi_tool.settings import Settings, given_values, load_settings
 from openapi_tool.settings.sources import SourceUnreadable
 
 if TYPE_CHECKING:
@@ -38,23 +41,85 @@ def kernel_bootstrap(*, database: bool = True) -> Bootstrap:
 
     Without `database` the settings need not name one. Raises SettingsError.
     """
-    return build_bootstrap(load_settings(_added_settings(database=database)), os.environ)
+    return build_bootstrap(kernel_settings(database=database), os.environ)
+
+
+def kernel_settings(*, database: bool = True) -> Settings:
+    """Return the settings of `kernel_bootstrap`. Raises SettingsError."""
+    return load_settings(_added_settings(database=database))
 
 
 def _added_settings(*, database: bool) -> Mapping[str, Any]:
     """Return the servers that the settings lack: those of `dev`, or a database that is never used."""
     try:
-        configured = given_values()
+        stack = dev_in_use()
+        has_database = is_given(given_values(), "postgres", "dsn")
     except (SourceUnreadable, UnreadableVariable):
         return {}  # `load_settings` reports the mistake
-    without_dev = {} if database else NO_DATABASE
-    if not os.environ.get(DEV_VARIABLE):
-        if is_given(configured, "postgres", "dsn"):
-            return {}
-        if is_given(configured, "nats", "servers"):
-            return without_dev
-    stack = find_dev().stack
-    return without_dev if stack is None else _servers_of(stack)
+    if stack is not None:
+        return servers_of(stack)
+    return {} if database or has_database else NO_DATABASE
+
+
+def dev_in_use(alternative: str = "") -> StackAddress | None:
+    """Return the `dev` that a command is about: the one of --dev, else a running one if the settings name no server.
+
+    `alternative` is for `find_dev`. Raises SourceUnreadable, UnreadableVariable.
+    """
+    if not is_dev_named() and settings_name_servers():
+        return None
+    return find_dev(alternative).stack
+
+
+def settings_name_servers() -> bool:
+    """Return whether the settings name a server of a kernel. Raises SourceUnreadable, UnreadableVariable."""
+    configured = given_values()
+    return is_given(configured, "postgres", "dsn") or is_given(configured, "nats", "servers")
+
+
+def is_dev_named() -> bool:
+    """Return whether the option --dev, or its variable, names a `dev`."""
+    return bool(os.environ.get(DEV_VARIABLE))
+
+
+def say_dev_in_use(alternative: str = "") -> None:
+    """Print which `dev` a command is about, if it was not named; `alternative` is for `find_dev`."""
+    with suppress(SourceUnreadable, UnreadableVariable):  # reported when the settings are loaded
+        stack = dev_in_use(alternative)
+        if stack is not None and not is_dev_named():
+            print_status(stack.described)
+
+
+_ABOUT_KERNELS_ONLY = ("check", "deadletters", "nats")
+"""Commands without the option --state."""
+
+
+def command_about_same(words: str, state: Path | None = None) -> str:
+    """Return a command line that is about the same as this command: the same `dev`, or the state of its option.
+
+    `words` are the command and its arguments.
+    """
+    if state is not None:
+        option = "" if words.split(maxsplit=1)[0] in _ABOUT_KERNELS_ONLY else f" --state {shlex.quote(str(state))}"
+        return f"openapi-tool {words}{option}"
+    name = os.environ.get(DEV_VARIABLE) or _only_dev()
+    return f"openapi-tool --dev {shlex.quote(name)} {words}" if name else f"openapi-tool {words}"
+
+
+def _only_dev() -> str | None:
+    """Return the name of the running `dev` if the settings name no server; None if several run, or none."""
+    with suppress(SourceUnreadable, UnreadableVariable):
+        if not settings_name_servers():
+            running = names_of_dev()
+            return running[0] if len(running) == 1 else None
+    return None
+
+
+def project_of_dev() -> str:
+    """Return the project that each `dev` has."""
+    from openapi_tool.local.dev import PROJECT  # noqa: PLC0415 - see `_has_dev`
+
+    return PROJECT
 
 
 def is_given(configured: Mapping[str, Any], section: str, key: str) -> bool:
@@ -75,10 +140,11 @@ class FoundDev(NamedTuple):
     reason: str
 
 
-def find_dev() -> FoundDev:
+def find_dev(alternative: str = "") -> FoundDev:
     """Look for this user's running `dev`.
 
-    Exits if several run and none was named, or if the named one does not run.
+    Exits if several run and none was named, or if the named one does not run. `alternative` says what the user could
+    name instead of one of several.
     """
     if not _has_dev():
         return FoundDev(None, "")
@@ -87,7 +153,9 @@ def find_dev() -> FoundDev:
     try:
         return FoundDev(running_dev(), "")
     except DevError as error:
-        if isinstance(error, SeveralStacks) or os.environ.get(DEV_VARIABLE):
+        if isinstance(error, SeveralStacks):
+            fail(f"{error}; or name {alternative}" if alternative else str(error))
+        if is_dev_named():
             fail(str(error))
         return FoundDev(None, str(error))
 
@@ -105,13 +173,15 @@ def _has_dev() -> bool:
     return find_spec("openapi_tool.local") is not None  # the image does not contain the embedded stack
 
 
-def servers_of_named_dev() -> Mapping[str, Any]:
-    """Return the settings of the running `dev` that the option --dev names; none without the option."""
-    stack = find_dev().stack if os.environ.get(DEV_VARIABLE) else None
-    return {} if stack is None else _servers_of(stack)
+def named_dev() -> StackAddress | None:
+    """Return the running `dev` that the option --dev names; None without the option."""
+    return find_dev().stack if is_dev_named() else None
 
 
-def _servers_of(stack: StackAddress) -> Mapping[str, Any]:
+def servers_of(stack: StackAddress | None) -> Mapping[str, Any]:
+    """Return the settings that name the servers of a `dev`; none without one."""
+    if stack is None:
+        return {}
     return {
         "postgres": {"dsn": stack.pg_dsn},
         "nats": {"servers": stack.nats_servers},

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from openapi_tool.bootstrap import Bootstrap
-from openapi_tool.cli.kernel import kernel_bootstrap
+from openapi_tool.cli.kernel import command_about_same, kernel_bootstrap
 from openapi_tool.cli.output import fail
 from openapi_tool.kernel.postgres.failures import located
 from openapi_tool.nats_client.client import BusClient
@@ -21,9 +21,8 @@ from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.settings.model import with_values
 
 CONNECT_S = 1.5  # together with the start of the program, a failure is printed within 3 s
-ASK_REPLICAS = (
-    "ask each replica itself: GET /readyz on its health.port says which dependency is down, since when and why; "
-    "`openapi-tool check` tests NATS and PostgreSQL from here"
+_ASK_REPLICAS = (
+    "ask each replica itself: GET /readyz on its health.port says which dependency is down, since when and why"
 )
 
 T = TypeVar("T")
@@ -34,12 +33,12 @@ def with_nats(
     *,
     user: NatsUser,
     database: bool = False,
-    advice: str = ASK_REPLICAS,
+    advice: str | None = None,
 ) -> T:
     """Return the result of `work` with a connection to the kernel's NATS, or print why there is none and exit with 2.
 
     Replies arrive on the inbox of `user`, and messages name the command that prints its permissions. `database` is True
-    if `work` connects to PostgreSQL, too. `advice` says where else to look during an outage.
+    if `work` connects to PostgreSQL, too. `advice` says where else to look during an outage, by default `ask_replicas`.
     """
     bootstrap = kernel_bootstrap(database=database)
     try:
@@ -47,7 +46,16 @@ def with_nats(
     except Unavailable as error:  # `located` adds the address to an error of PostgreSQL; one of NATS has its own
         problem = bootstrap.redactor.text(located(str(error), bootstrap.pool))
         is_outage = not isinstance(error.__cause__, Denied)
+        if advice is None:
+            advice = ask_replicas(is_gateway=user is NatsUser.GATEWAY)
         fail(f"{problem}\n{advice}" if advice and is_outage else problem)
+
+
+def ask_replicas(*, is_gateway: bool) -> str:
+    """Return where to look if replicas cannot be asked over NATS. `check` is for kernels only: it needs PostgreSQL."""
+    if is_gateway:
+        return _ASK_REPLICAS
+    return f"{_ASK_REPLICAS}; `{command_about_same('check')}` tests NATS and PostgreSQL from here"
 
 
 async def run_connected(

@@ -13,7 +13,7 @@ from dataclasses import asdict
 import typer
 
 from openapi_tool.bootstrap import durable_options
-from openapi_tool.cli.kernel import NO_DATABASE
+from openapi_tool.cli.kernel import NO_DATABASE, kernel_settings, named_dev, say_dev_in_use, servers_of
 from openapi_tool.cli.options import Format, RoleUser
 from openapi_tool.cli.output import fail, print_status
 from openapi_tool.kernel.jetstream.operator_accounts import OPERATOR_DOMAIN, accounts_config
@@ -41,7 +41,7 @@ def permissions(*, user: NatsUser, form: Format, stream: str | None) -> None:
     """Print the subjects that a NATS user must be permitted, for the current settings."""
     if stream is not None and not _STREAM.fullmatch(stream):
         fail(f"--stream: {stream!r} cannot be a stream's name")
-    settings = load_settings(NO_DATABASE)
+    settings = load_settings({**NO_DATABASE, **servers_of(named_dev())})
     nats_of_quotas = settings.quotas.nats if user is NatsUser.QUOTAS else None
     nats = nats_of_quotas or settings.nats
     if form is Format.ACCOUNTS:
@@ -139,7 +139,8 @@ def grants(*, role: str | None, registration: bool, user: RoleUser, as_json: boo
         fail(f"--registration: {user} registers no tools; leave out --registration or --for")
     if role is None:
         with suppress(SettingsError):
-            role = load_settings().postgres.parsed.user
+            say_dev_in_use("the role: --role")
+            role = kernel_settings().postgres.parsed.user
         role = role or fail("--role: name the database role; the settings have no user in PG_DSN")
     try:
         if reader_grant:

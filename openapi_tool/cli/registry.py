@@ -8,12 +8,12 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import typer
 
 from openapi_tool.bootstrap import pool_options
-from openapi_tool.cli.kernel import NO_DATABASE, find_dev
+from openapi_tool.cli.kernel import NO_DATABASE, find_dev, is_dev_named, is_given, project_of_dev
 from openapi_tool.cli.management_api import ManagementApi
 from openapi_tool.cli.output import INTERRUPTED, USAGE, fail, print_status
 from openapi_tool.kernel.postgres.failures import located
@@ -23,8 +23,12 @@ from openapi_tool.settings import given_values, load_settings
 from openapi_tool.telemetry.printable import printable_line
 from openapi_tool.tools.registry import NoSuchProject, RegistryError, RegistryUnreachable
 
+if TYPE_CHECKING:
+    from openapi_tool.local.dev_state import StackAddress
+
 FAILED = 1
 _CHOOSE_REGISTRY = "give exactly one of --api URL and --db"
+_OTHER_REGISTRY = "another kernel: --api URL or --db"
 
 T = TypeVar("T")
 Registry = ToolRows | ManagementApi
@@ -35,16 +39,18 @@ def run_with(
     api: str | None,
     *,
     db: bool,
+    default_project: str = "",
 ) -> T:
     """Run `work` with the registry and its kernel's protocol version, None if unknown; on a failure exit.
 
-    `api` is the URL of the kernel's API, `db` asks for the database of the settings. Without both it is that of `dev`.
+    `api` is the URL of the kernel's API, `db` asks for the database of the settings. Without both, or after --dev, it
+    is that of `dev`. `default_project` is the project if none was named.
     """
     if api is not None and db:
         fail(_CHOOSE_REGISTRY, USAGE)
 
     async def open_and_work() -> T:
-        async with _registry(api, db=db) as (registry, version):
+        async with _registry(api, db=db, default_project=default_project) as (registry, version):
             return await work(registry, version)
 
     try:
@@ -58,12 +64,13 @@ def run_with(
 
 
 @asynccontextmanager
-async def _registry(api: str | None, *, db: bool) -> AsyncIterator[tuple[Registry, str | None]]:
+async def _registry(api: str | None, *, db: bool, default_project: str) -> AsyncIterator[tuple[Registry, str | None]]:
     if api is not None:
         async with ManagementApi.open(api) as client:
             yield client, _configured_version()
         return
-    pool = pool_options(load_settings(), os.environ) if db else _pool_of_dev()
+    is_of_settings = db and not is_dev_named()
+    pool = pool_options(load_settings(), os.environ) if is_of_settings else _pool_of_dev(default_project)
     try:
         async with ToolRows.open(pool) as rows:
             yield rows, pool.version
@@ -78,13 +85,46 @@ def _configured_version() -> str | None:
     return version
 
 
-def _pool_of_dev() -> PoolOptions:
-    found = find_dev()
+class RegistryProject(NamedTuple):
+    """The project of a command, and the default that it is if none was named, else an empty text."""
+
+    name: str
+    default: str = ""
+
+
+def registry_project(option: str | None, api: str | None, *, db: bool) -> RegistryProject:
+    """Return the project of a command, by default that of `dev`. Exits if none is named for another kernel."""
+    if option is not None:
+        return RegistryProject(option)
+    if api is not None or (db and not is_dev_named()):
+        fail("--project is missing; name the project")
+    _running_dev()  # exits if there is none
+    return RegistryProject(project_of_dev(), project_of_dev())
+
+
+def dev_of_registry(api: str | None, *, db: bool) -> StackAddress | None:
+    """Return the `dev` that has the registry, None for another kernel."""
+    return None if api is not None or (db and not is_dev_named()) else _running_dev()
+
+
+def _running_dev() -> StackAddress:
+    found = find_dev(_OTHER_REGISTRY)
     if found.stack is None:
         or_dev = f", or start `openapi-tool dev`: {found.reason}" if found.reason else ""
         fail(_CHOOSE_REGISTRY + or_dev, USAGE)
-    pool = pool_options(load_settings({"postgres": {"dsn": found.stack.pg_dsn}}), os.environ)
-    return replace(pool, version=found.stack.protocol)
+    return found.stack
+
+
+def _pool_of_dev(default_project: str) -> PoolOptions:
+    """Return how to reach the database of `dev`; print which one it is, if it or the project was not named."""
+    stack = _running_dev()
+    pool = pool_options(load_settings({"postgres": {"dsn": stack.pg_dsn}}), os.environ)
+    if default_project or not is_dev_named():
+        of_project = f", project {default_project}" if default_project else ""
+        has_database = is_given(given_values(), "postgres", "dsn")
+        instead = "; of the kernel of the settings instead: --db" if has_database and not is_dev_named() else ""
+        print_status(f"{stack.described}{of_project}{instead}")
+    return replace(pool, version=stack.protocol)
 
 
 def confirmed(question: str) -> bool:

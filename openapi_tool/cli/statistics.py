@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from openapi_tool.bootstrap import Bootstrap
-from openapi_tool.cli.gateway_state import selected_file, with_state
-from openapi_tool.cli.nats_connection import ASK_REPLICAS, with_nats
+from openapi_tool.cli.gateway_state import selected_state, with_state
+from openapi_tool.cli.nats_connection import ask_replicas, with_nats
 from openapi_tool.cli.output import fail, print_json, print_status
 from openapi_tool.cli.tables import output, redraw
+from openapi_tool.gateway.opening import NATS
 from openapi_tool.gateway.operator import ask_statistics
 from openapi_tool.nats_client.client import BusClient
 from openapi_tool.nats_client.users import NatsUser
@@ -51,9 +52,9 @@ def show_statistics(
     `remark_on_gateway` says what a gateway's statistics lack; it is printed before they are drawn.
     """
     view = _View(draw, as_object, as_json, every_s)
-    path = selected_file(state)
-    if path is None:
-        _show_replicas(view)
+    path = selected_state(state)
+    if path is None or path == NATS:
+        _show_replicas(view, is_gateway=path is not None)
     else:
         _show_gateway(path, view, remark_on_gateway)
 
@@ -81,20 +82,22 @@ class _View:
             await redraw(output(), self.draw(first), drawn_again, self.every_s)
 
 
-def _show_replicas(view: _View) -> None:
+def _show_replicas(view: _View, *, is_gateway: bool) -> None:
+    where_else = ask_replicas(is_gateway=is_gateway)
+
     async def work(bootstrap: Bootstrap, client: BusClient) -> None:
         ask = partial(gather_stats, client, _REPLIES_S, bootstrap.version)
         replicas = await ask()
         if not replicas:
             fail(
                 "no replica answers on openapi_tool.stats: none runs, none has a connection to NATS, or its user lacks "
-                f"permission\n{ASK_REPLICAS}",
+                f"permission\n{where_else}",
                 _NOBODY_ANSWERS,
             )
         await view.show(replicas, ask)
 
     # `top`, `limits` and `budgets` need the same permissions.
-    with_nats(work, user=NatsUser.TOP, advice=f"{_WITHOUT_NATS}\n{ASK_REPLICAS}")
+    with_nats(work, user=NatsUser.TOP, advice=f"{_WITHOUT_NATS}\n{where_else}")
 
 
 def _show_gateway(path: Path, view: _View, remark: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from openapi_tool.bootstrap import operator_envs, tool_secrets
 from openapi_tool.jina.stored_check import StoredCheck
@@ -11,20 +11,30 @@ from openapi_tool.settings import Settings
 from openapi_tool.tools.bounds import MAX_ROW_BYTES
 from openapi_tool.tools.definition import stored_record
 from openapi_tool.tools.registry import TOO_LARGE
+from openapi_tool.tools.secret_variables import Secrets
+
+if TYPE_CHECKING:
+    from openapi_tool.local.dev_state import StackAddress
 
 UNUSABLE = "unusable"
 NOT_OURS = "not ours"
 
 
-def stored_check(settings: Settings) -> StoredCheck:
-    """Return the check of stored definitions for an executor with these settings."""
+def stored_check(settings: Settings, dev: StackAddress | None = None) -> StoredCheck:
+    """Return the check of stored definitions for an executor with these settings, or one of `dev`, with its keys."""
     return StoredCheck(
         operator_envs(settings),
-        tool_secrets(settings, os.environ),
+        tool_secrets(settings, os.environ) if dev is None else secrets_of_dev(settings, dev),
         settings.url_policy,
         settings.tools.max_batch_items,
         settings.protocol.target,
     )
+
+
+def secrets_of_dev(settings: Settings, dev: StackAddress) -> Secrets:
+    """Return the variables that the executors of a `dev` may read, with a value for those that hold a key there."""
+    allowed = {*settings.tool_variables, *dev.keys}
+    return Secrets(dict.fromkeys(dev.keys, "-"), allowed, settings.limits.pool_of)
 
 
 class Verdict(NamedTuple):

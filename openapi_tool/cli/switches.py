@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from openapi_tool.bootstrap import Bootstrap
-from openapi_tool.cli.gateway_state import selected_file, with_state
-from openapi_tool.cli.nats_connection import with_nats
+from openapi_tool.cli.gateway_state import selected_state, with_state
+from openapi_tool.cli.kernel import command_about_same
+from openapi_tool.cli.nats_connection import ask_replicas, with_nats
 from openapi_tool.cli.output import fail, print_json, print_status
 from openapi_tool.cli.tables import Rows, output
 from openapi_tool.gateway import operator
+from openapi_tool.gateway.opening import NATS
 from openapi_tool.nats_client.client import BusClient
 from openapi_tool.nats_client.users import NatsUser
 from openapi_tool.nats_records.shared_bucket import BUCKET, RESTRICT, STREAM
@@ -28,7 +30,7 @@ from openapi_tool.state.port import AccessDenied
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.stored_rows import registration
 from openapi_tool.tools.switches import ALL, MAX_SWITCHES, MAX_TEXT_CHARS, Switch, Switches, SwitchRecordInvalid
-from openapi_tool.tools.wording import short
+from openapi_tool.tools.wording import did_you_mean, short
 
 _NOT_DISABLED = 1
 T = TypeVar("T")
@@ -53,11 +55,22 @@ def disable(
             fail(f"{MAX_SWITCHES:,} tools are disabled already; disable a whole project or all tools instead")
         return changed
 
-    _change_switches(change, state)
+    path = selected_state(state)
+    _change_switches(change, path)
     _show_change("disabled", switch, as_json=as_json)
-    if switch.tool_name in CATALOGUE:
-        usual = registration(CATALOGUE[switch.tool_name])["tool_name"]
-        print_status(f"no built-in tool is registered as {switch.tool_name!r}, but as {usual!r}: is that one meant?")
+    _remark_on_name(switch.tool_name, of_gateway=path is not None)
+
+
+def _remark_on_name(name: str, *, of_gateway: bool) -> None:
+    """Say so if no built-in tool is registered by this name, but probably one is meant."""
+    registered = {built_in: str(registration(tool)["tool_name"]) for built_in, tool in CATALOGUE.items()}
+    if name in registered:
+        print_status(f"no built-in tool is registered as {name!r}, but as {registered[name]!r}: is that one meant?")
+    elif of_gateway and name not in (ALL, *registered.values()):  # a kernel has tools of its own
+        hint = did_you_mean(name, registered.values())
+        print_status(
+            f"no built-in tool is registered as {name!r}{hint} (a gateway with --tools FOLDER has those of that folder)"
+        )
 
 
 def enable(
@@ -72,17 +85,20 @@ def enable(
 ) -> None:
     """Enable again exactly what was disabled, within two seconds on all replicas."""
     switch = _switch(name, project, reason, by, all_projects=all_projects)
-    before, after = _change_switches(lambda switches: switches.with_enabled(switch), state)
+    before, after = _change_switches(lambda switches: switches.with_enabled(switch), selected_state(state))
     if len(before.all) == len(after.all):
-        fail(f"{_named(switch)} is not disabled; openapi-tool tools disabled lists what is", _NOT_DISABLED)
+        fail(
+            f"{_named(switch)} is not disabled; {command_about_same('tools disabled', state)} lists what is",
+            _NOT_DISABLED,
+        )
     _show_change("enabled", switch, as_json=as_json)
 
 
 def disabled(*, as_json: bool, state: Path | None = None) -> None:
     """Print what is disabled, since when, by whom and why."""
-    path = selected_file(state)
-    if path is None:
-        switches = _with_switches_in_nats(load_switches).switches.all
+    path = selected_state(state)
+    if path is None or path == NATS:
+        switches = _with_switches_in_nats(load_switches, is_gateway=path is not None).switches.all
     else:
         switches = with_state(path, operator.read_switches).all
     if as_json:
@@ -142,15 +158,14 @@ _NOT_TO_GRANT = {
 """What to do if a subject with this ending is denied: `nats permissions --for switches` does not list it."""
 
 
-def _change_switches(change: Callable[[Switches], Switches], state: Path | None) -> tuple[Switches, Switches]:
-    """Change the switches of a kernel's executors, or of a gateway; return those before and after."""
-    path = selected_file(state)
-    if path is None:
-        return _with_switches_in_nats(lambda client: change_switches(client, change))
+def _change_switches(change: Callable[[Switches], Switches], path: Path | None) -> tuple[Switches, Switches]:
+    """Change the switches of a kernel's executors, or of a gateway with this state; return those before and after."""
+    if path is None or path == NATS:
+        return _with_switches_in_nats(lambda client: change_switches(client, change), is_gateway=path is not None)
     return with_state(path, lambda opened: operator.change_switches(opened, change))
 
 
-def _with_switches_in_nats(work: Callable[[BusClient], Awaitable[T]]) -> T:
+def _with_switches_in_nats(work: Callable[[BusClient], Awaitable[T]], *, is_gateway: bool) -> T:
     """Return the result of `work`; exit with 2 and the remedy if it fails."""
 
     async def explained(_: Bootstrap, client: BusClient) -> T:
@@ -163,6 +178,6 @@ def _with_switches_in_nats(work: Callable[[BusClient], Awaitable[T]]) -> T:
             raise
 
     try:
-        return with_nats(explained, user=NatsUser.SWITCHES)
+        return with_nats(explained, user=NatsUser.SWITCHES, advice=ask_replicas(is_gateway=is_gateway))
     except SwitchRecordInvalid as invalid:
         fail(f"key {SWITCHES_KEY} in bucket {BUCKET}: {invalid}; {SWITCHES_REMEDY}")

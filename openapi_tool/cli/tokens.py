@@ -6,16 +6,18 @@ Tokens are in the gateway's state (a file or NATS), or in a file of their own. O
 from __future__ import annotations
 
 import asyncio
+import shlex
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing
 from datetime import UTC, datetime
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.table import Table
 
-from openapi_tool.cli.gateway_state import chosen_state
+from openapi_tool.cli.gateway_state import chosen_state, say_default_file
 from openapi_tool.cli.nats_connection import with_nats
 from openapi_tool.cli.output import fail, print_json, print_line, print_status
 from openapi_tool.cli.tables import cell, output
@@ -24,10 +26,12 @@ from openapi_tool.gateway.opening import NATS
 from openapi_tool.gateway.state import TOKENS
 from openapi_tool.gateway.token_record import TokensInvalid, id_of, new_token, shown
 from openapi_tool.gateway.token_stores import StoredTokens, TokenFile, TokenStore
+from openapi_tool.gateway.tools import built_in_tools
 from openapi_tool.nats_client.users import NatsUser
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.state.sqlite import StateFile
 from openapi_tool.state.sqlite_file import StateUnusable
+from openapi_tool.tools.wording import did_you_mean, short
 
 if TYPE_CHECKING:
     from openapi_tool.bootstrap import Bootstrap
@@ -60,6 +64,7 @@ def create(
     except TokensInvalid as error:
         fail(f"--{error}")
     _with_store(state, file, lambda store: store.add(token_id, token), create=True)
+    _warn_of_unknown_tools(patterns)
     if as_json:
         print_json({"token": text, **_with_times(shown(token_id, token, time.time()))})
         return
@@ -67,6 +72,18 @@ def create(
     print_status(
         f"token {token_id} of project {project}, agent {agent}, is shown only now; running gateways take it within 2 s"
     )
+
+
+def _warn_of_unknown_tools(patterns: Iterable[str]) -> None:
+    """Warn of patterns that match no built-in tool; which tools a folder of the gateway has is not known here."""
+    names = list(built_in_tools())
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            hint = did_you_mean(pattern, names) or f"; they are {', '.join(names)}"
+            print_status(
+                f"--tools: {short(pattern)!r} matches no built-in tool{hint} "
+                "(a gateway with --tools FOLDER has the tools of that folder)"
+            )
 
 
 def list_(*, state: Path | None, file: Path | None, as_json: bool) -> None:
@@ -97,10 +114,20 @@ def revoke(token: str, *, state: Path | None, file: Path | None) -> None:
     try:
         token_id = id_of(token)
     except TokensInvalid as error:
-        fail(str(error))
+        fail(f"{error}; {_listed_by(state, file)}")
     if not _with_store(state, file, lambda store: store.revoke(token_id)):
-        fail(f"there is no token {token_id}; `tokens list` shows them", _NO_SUCH_TOKEN)
+        fail(f"there is no token {token_id}; {_listed_by(state, file)}", _NO_SUCH_TOKEN)
     print_status(f"revoked token {token_id}; running gateways refuse it within 2 s")
+
+
+def _listed_by(state: Path | None, file: Path | None) -> str:
+    """Return which command lists the tokens of the same file or state."""
+    words = ["openapi-tool", "tokens", "list"]
+    if file is not None:
+        words += ["--file", str(file)]
+    elif state is not None:
+        words += ["--state", str(state)]
+    return f"`{shlex.join(words)}` shows them"
 
 
 def _with_store(
@@ -110,6 +137,8 @@ def _with_store(
     if state is not None and file is not None:
         fail("give --state or --file, not both")
     path = file or chosen_state(state)
+    if file is None and state is None and path != NATS:
+        say_default_file(path)
     if file is None and path == NATS:
         return _with_store_in_nats(work)
 

@@ -13,7 +13,7 @@ import typer
 from openapi_tool.bootstrap import tool_secrets
 from openapi_tool.cli.kernel import NO_DATABASE
 from openapi_tool.cli.output import USAGE, fail, print_json, print_line
-from openapi_tool.cli.registry import FAILED, Registry, confirmed, run_with
+from openapi_tool.cli.registry import FAILED, Registry, confirmed, dev_of_registry, registry_project, run_with
 from openapi_tool.cli.stored_definitions import judge, stored_check
 from openapi_tool.cli.tables import Rows, cell, output
 from openapi_tool.environment import likely_secrets
@@ -30,15 +30,16 @@ _DESCRIPTION_CHARS = 60
 _NAMES_SHOWN = 20
 
 
-def list_(*, project: str, api: str | None, db: bool, as_json: bool) -> None:
+def list_(*, project: str | None, api: str | None, db: bool, as_json: bool) -> None:
     """Print the definitions of a project, and their mistakes as an executor with these settings sees them."""
+    chosen = registry_project(project, api, db=db)
 
     async def read(registry: Registry, version: str | None) -> tuple[list[dict[str, Any]], str | None]:
-        return await registry.rows(project), version  # of the kernel's protocol
+        return await registry.rows(chosen.name), version  # of the kernel's protocol
 
-    stored, version = run_with(read, api, db=db)
+    stored, version = run_with(read, api, db=db, default_project=chosen.default)
     mask = _masking()
-    check = stored_check(load_settings(NO_DATABASE))
+    check = stored_check(load_settings(NO_DATABASE), dev_of_registry(api, db=db))
     rows = [mask({**row, **judge(row, check, version)._asdict()}) for row in stored]
     if as_json:
         for row in rows:
@@ -49,16 +50,17 @@ def list_(*, project: str, api: str | None, db: bool, as_json: bool) -> None:
         waits = object_at(row, "options").get("suspend_timeout_seconds", "-")
         description = textwrap.shorten(row["description"] or "", _DESCRIPTION_CHARS, placeholder=" …")
         table.add(row["tool_name"], row["kind"], waits, "; ".join(row["problems"]) or description)
-    output().print(table if rows else cell(f"project {project} has no tools"))
+    output().print(table if rows else cell(f"project {chosen.name} has no tools"))
 
 
-def show(tool: str, *, project: str, api: str | None, db: bool, as_json: bool) -> None:
+def show(tool: str, *, project: str | None, api: str | None, db: bool, as_json: bool) -> None:
     """Print one definition as YAML; keys pasted into it are masked."""
+    chosen = registry_project(project, api, db=db)
 
     async def read(registry: Registry, _: object) -> dict[str, Any]:
-        return await registry.row(project, tool) or await _no_such_tool(registry, project, tool)
+        return await registry.row(chosen.name, tool) or await _no_such_tool(registry, chosen.name, tool)
 
-    row = _masking()(run_with(read, api, db=db))
+    row = _masking()(run_with(read, api, db=db, default_project=chosen.default))
     sys.stdout.write(printable_json(row) + "\n" if as_json else as_yaml(row))
 
 

@@ -11,10 +11,11 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from openapi_tool.cli.kernel import command_about_same
 from openapi_tool.cli.output import or_dash
 from openapi_tool.cli.statistics import Statistics, show_statistics
 from openapi_tool.cli.tables import Rows, cell
-from openapi_tool.telemetry.replica_problems import but_noticed, found_problems
+from openapi_tool.telemetry.replica_problems import CommandLine, but_noticed, found_problems
 from openapi_tool.tools.wording import counted
 
 _MAX_TOOLS = 20
@@ -27,27 +28,28 @@ def top(*, once: bool, every_s: float, expect: int, as_json: bool, state: Path |
 
     Less than `expect` replicas are a problem.
     """
+    command = partial(command_about_same, state=state)
     show_statistics(
         state,
-        draw=partial(shown, expect=expect),
-        as_object=partial(_as_object, expect=expect),
+        draw=partial(shown, expect=expect, command=command),
+        as_object=partial(_as_object, expect=expect, command=command),
         as_json=as_json,
         every_s=None if once else every_s,
         remark_on_gateway="no data for commands and lag: a gateway has no queue",
     )
 
 
-def _as_object(replicas: Statistics, expect: int) -> dict[str, Any]:
-    found = found_problems(replicas, expect)
+def _as_object(replicas: Statistics, expect: int, command: CommandLine) -> dict[str, Any]:
+    found = found_problems(replicas, expect, command)
     return {"replicas": replicas, "problems": found.now, "earlier": found.earlier}
 
 
-def shown(replicas: Statistics, expect: int = 0) -> Group:
+def shown(replicas: Statistics, expect: int = 0, command: CommandLine = "openapi-tool {}".format) -> Group:
     """Return the problems, tables of replicas and tools, and what was wrong earlier.
 
     The present problems come first, because a terminal with too few lines shows the beginning.
     """
-    found = found_problems(replicas, expect)
+    found = found_problems(replicas, expect, command)
     parts: list[RenderableType] = [_line(f"! {text}", "bold red") for text in found.now]
     if not found.now:
         noticed = but_noticed(replicas)  # such as ", but 3 of 20 calls of the last minute failed"

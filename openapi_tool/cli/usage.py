@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from openapi_tool.cli.gateway_state import chosen_project, selected_state
+from openapi_tool.cli.gateway_state import other_project, selected_project
 from openapi_tool.cli.gateway_usage import gateway_usage
 from openapi_tool.cli.kernel_usage import SUMS_OF_RESULTS, kernel_usage
 from openapi_tool.cli.output import fail, print_json, print_status
@@ -44,9 +44,9 @@ def usage(
     """Print what the calls of a project cost, from the result cards of a kernel, or the rows of a gateway."""
     if as_json and as_csv:
         fail("--json and --csv exclude each other; name one")
-    path = selected_state(state)
-    query = _query(chosen_project(project, path), since, until, by)
-    sums = kernel_usage(query) if path is None else gateway_usage(path, query)
+    selected = selected_project(state, project)
+    query = _query(selected.project, since, until, by)
+    sums = kernel_usage(query) if selected.state is None else gateway_usage(selected.state, query)
     _add_amounts_without_result(sums, by)
     if plot is not None:
         shown_period = f"{query.start:%Y-%m-%d %H:%M} to {query.end:%Y-%m-%d %H:%M} UTC"
@@ -59,8 +59,7 @@ def usage(
     elif sums.rows:
         _print_table(by, sums.rows, sums.total)
     else:
-        remedy = "" if project else "; name another project with --project"
-        print_status(f"no calls of project {short(query.project)!r} in this time{remedy}")
+        print_status(f"no calls of project {short(query.project)!r} in this time{other_project(project)}")
 
 
 def _query(project: str, since: str, until: str | None, by: By) -> UsageQuery:

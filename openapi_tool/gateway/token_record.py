@@ -131,7 +131,7 @@ def id_of(text: str) -> str:
     if text.startswith(f"{_PREFIX}_"):
         token_id, _ = id_and_secret(text)
     if len(token_id) != _ID_CHARS or not _is_hexadecimal(token_id):
-        raise TokensInvalid(f"{short(token_id, _ID_CHARS)!r} is no id of a token; `tokens list` shows them")
+        raise TokensInvalid(f"{short(token_id, _ID_CHARS)!r} is no id of a token")
     return token_id
 
 

@@ -14,8 +14,8 @@ import re
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,12 +47,25 @@ class ClaimedState:
 
 @dataclass(frozen=True, slots=True)
 class StackAddress:
-    """Addresses of a running dev stack; the content of its state file."""
+    """Addresses of a running dev stack; the content of its state file.
+
+    `folder` is where it was started, empty if that was deleted; `keys` are the variables that hold the keys of its
+    executors. `name` is that of the stack, which is in the file's name only.
+    """
 
     pid: int
     pg_dsn: str
     nats_servers: str
     protocol: str
+    folder: str = ""
+    keys: tuple[str, ...] = ()
+    name: str = ""
+
+    @property
+    def described(self) -> str:
+        """What a command says if it acts on this stack."""
+        started_in = f" (started in {self.folder})" if self.folder else ""
+        return f"of the dev stack {self.name!r}{started_in}"
 
 
 def database_of(version: str) -> str:
@@ -114,9 +127,12 @@ def _state_named(name: str, exits: ExitStack) -> ClaimedState:
         raise DevError(f"--name: the state of {name!r} cannot be stored: {error}") from None
 
 
-def announce(descriptor: int, pg_dsn: str, nats_servers: str, version: str) -> None:
+def announce(descriptor: int, pg_dsn: str, nats_servers: str, version: str, keys: tuple[str, ...] = ()) -> None:
     """Write the addresses to the locked state file."""
-    write(descriptor, json.dumps(asdict(StackAddress(os.getpid(), pg_dsn, nats_servers, version))))
+    folder = ""
+    with suppress(FileNotFoundError):
+        folder = str(Path.cwd())
+    write(descriptor, json.dumps(asdict(StackAddress(os.getpid(), pg_dsn, nats_servers, version, folder, keys))))
 
 
 @contextmanager
@@ -230,7 +246,7 @@ def _find_stacks(paths: Iterable[Path]) -> _FoundStacks:
     for path in paths:
         name = path.name.removeprefix(_state_prefix()).removesuffix(_STATE_SUFFIX)
         try:
-            found.running[name] = _running_stack_of(path)
+            found.running[name] = replace(_running_stack_of(path), name=name)
         except FileNotFoundError:
             continue
         except DevError as why:

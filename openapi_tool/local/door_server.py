@@ -9,6 +9,7 @@ from typing import Any
 
 import typer
 
+from openapi_tool.cli.output import USAGE, print_status
 from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.settings import SettingsError
 from openapi_tool.signals import guard_service
@@ -39,7 +40,9 @@ def main() -> None:
     try:
         _serve(door, flags, resolver)
     except SettingsError as error:
-        sys.exit(str(error))
+        for problem in error.problems:
+            print_status(f"openapi-tool: {problem}")
+        sys.exit(USAGE)
     except typer.Exit as end:  # the reason is printed
         sys.exit(end.exit_code)
 

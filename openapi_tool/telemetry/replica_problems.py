@@ -30,6 +30,9 @@ Replica = Mapping[str, Any]
 Warned = Mapping[str, Any]
 """A warning in the statistics: `action`, newest `message`, and how often (`count`) and how long ago it was logged."""
 
+CommandLine = Callable[[str], str]
+"""Returns the command line of a command of this program, such as `openapi-tool --dev dev2 limits` for `limits`."""
+
 
 @dataclass(frozen=True, slots=True)
 class FoundProblems:
@@ -39,21 +42,24 @@ class FoundProblems:
     earlier: list[str]
 
 
-def found_problems(replicas: Sequence[Replica], expect: int = 0) -> FoundProblems:
+def found_problems(
+    replicas: Sequence[Replica], expect: int = 0, command: CommandLine = "openapi-tool {}".format
+) -> FoundProblems:
     """Return the problems of all replicas; what several of them report is one problem.
 
-    If fewer than `expect` replicas have answered, that is a problem, too.
+    If fewer than `expect` replicas have answered, that is a problem, too. `command` returns a command line about the
+    same replicas, for advice.
     """
     replica_count = len(replicas)
-    reports = [report for replica in replicas for report in _reports(replica)]
+    reports = [report for replica in replicas for report in _reports(replica, command)]
     warnings = _warnings_by_kind(replicas)
     now = [
         *_missing(replica_count, expect),
         *_lines(reports, replica_count),
-        *_warning_lines(warnings[_Kind.CURRENT], replica_count),
+        *_warning_lines(warnings[_Kind.CURRENT], replica_count, command),
     ]
-    recovered = [f"recovered: {line}" for line in _warning_lines(warnings[_Kind.RECOVERED], replica_count)]
-    return FoundProblems(now, [*recovered, *_warning_lines(warnings[_Kind.EARLIER], replica_count)])
+    recovered = [f"recovered: {line}" for line in _warning_lines(warnings[_Kind.RECOVERED], replica_count, command)]
+    return FoundProblems(now, [*recovered, *_warning_lines(warnings[_Kind.EARLIER], replica_count, command)])
 
 
 def but_noticed(replicas: Sequence[Replica]) -> str:
@@ -126,7 +132,7 @@ def _who(names: Sequence[str], replica_count: int) -> str:
     return f"{', '.join(known[:_NAMES_SHOWN])} and {counted(len(known) - _NAMES_SHOWN, 'other')}: "
 
 
-def _reports(replica: Replica) -> Iterator[_Report]:
+def _reports(replica: Replica, command: CommandLine) -> Iterator[_Report]:
     """Yield what the replica's present state shows."""
     name = str(replica.get("instance"))
     health = replica.get("health") or {}
@@ -135,9 +141,9 @@ def _reports(replica: Replica) -> Iterator[_Report]:
         if not state.get("ok"):
             reason = f": {state['reason']}" if state.get("reason") else ""
             yield _Report(name, f"{dependency} is unavailable{reason}")
-    yield from _refused_keys(name, replica)
-    yield from _silent_hosts(name, replica)
-    yield from _limits(name, replica)
+    yield from _refused_keys(name, replica, command)
+    yield from _silent_hosts(name, replica, command)
+    yield from _limits(name, replica, command)
     outage = health.get("budgets_by_last_known_state")
     if outage:
         yield _Report(name, f"budgets cannot be shared, so the last known use counts: {outage}")
@@ -159,26 +165,24 @@ def _suspicious_answers(name: str, replica: Replica) -> Iterator[_Report]:
         yield _Report(name, f"its answer is not readable (another version, or forged): {unreadable}")
 
 
-def _refused_keys(name: str, replica: Replica) -> Iterator[_Report]:
+def _refused_keys(name: str, replica: Replica, command: CommandLine) -> Iterator[_Report]:
     for key in replica.get("upstream_keys") or ():
         about = f"{key.get('endpoint')} requests with the key of {key.get('variable')} ({key.get('state')})"
-        yield _Report(name, f"the upstream refuses {about}: see openapi-tool limits")
+        yield _Report(name, f"the upstream refuses {about}: see {command('limits')}")
 
 
-def _silent_hosts(name: str, replica: Replica) -> Iterator[_Report]:
+def _silent_hosts(name: str, replica: Replica, command: CommandLine) -> Iterator[_Report]:
     for wait in replica.get("upstream_waits") or ():
         silent_s = wait.get("silent_s") or 0.0
         if silent_s >= _LONG_S:
-            yield _Report(
-                name,
-                f"requests to {wait.get('host')} have had no answer for ",
-                silent_s,
-                _duration,
-                ": openapi-tool check --upstream tries it from here",
-            )
+            host = wait.get("host")
+            advice = f": {command('check --upstream')} tries it from here"
+            if not replica.get("durable"):  # a gateway: `check` needs a kernel's database
+                advice = f": see whether `curl https://{host}` connects from there; if it does, the host hangs"
+            yield _Report(name, f"requests to {host} have had no answer for ", silent_s, _duration, advice)
 
 
-def _limits(name: str, replica: Replica) -> Iterator[_Report]:
+def _limits(name: str, replica: Replica, command: CommandLine) -> Iterator[_Report]:
     for limit in replica.get("upstream_limits") or ():
         endpoint, variable = str(limit.get("endpoint")), str(limit.get("variable"))
         about = f"the {endpoint} limit of {variable}"
@@ -189,7 +193,7 @@ def _limits(name: str, replica: Replica) -> Iterator[_Report]:
             yield _Report(name, paused, limit["paused_s"], _exact_seconds)
         if limit.get("waiting"):
             yield _Report(
-                name, "", limit["waiting"], _calls_wait, f" for {about}: see openapi-tool limits", combined=sum
+                name, "", limit["waiting"], _calls_wait, f" for {about}: see {command('limits')}", combined=sum
             )
 
 
@@ -253,12 +257,13 @@ class _WarnedReplica(NamedTuple):
 _BY_OUTAGE = ("nats.error", "switches.not_read", "key.not_shared", "heartbeat.failed")
 """Warnings that an outage of NATS may cause, but also something else."""
 
-_ADVICE = {
-    "call.dead_lettered": "; see openapi-tool deadletters list",
-    "tool.disabled": "; see openapi-tool tools disabled",
-    "tool.enabled": "; see openapi-tool tools disabled",
+_COMMANDS = {
+    "call.dead_lettered": "deadletters list",
+    "tool.disabled": "tools disabled",
+    "tool.enabled": "tools disabled",
+    "tool.switched": "tools disabled",
 }
-"""What follows the message of a warning, by its action."""
+"""The command that tells more about a warning, by its action."""
 
 
 def _warnings_by_kind(replicas: Sequence[Replica]) -> Mapping[_Kind, list[_WarnedReplica]]:
@@ -336,7 +341,7 @@ def _ago_s(warning: Warned) -> float:
     return float(warning.get("ago_s") or 0.0)
 
 
-def _warning_lines(warned: Sequence[_WarnedReplica], replica_count: int) -> Iterator[str]:
+def _warning_lines(warned: Sequence[_WarnedReplica], replica_count: int, command: CommandLine) -> Iterator[str]:
     """Yield a line for the warnings of each action, key and dependency, with the newest message."""
     groups: dict[tuple[str, ...], list[_WarnedReplica]] = {}
     for each in warned:
@@ -350,7 +355,8 @@ def _warning_lines(warned: Sequence[_WarnedReplica], replica_count: int) -> Iter
             often += f", last {_duration(newest['ago_s'])} ago"
         often += _projects(same)
         who = _who([each.name for each in same], replica_count)
-        yield f"{who}{action}, {often}: {newest['message']}{_ADVICE.get(action, '')}"
+        advice = f"; see {command(_COMMANDS[action])}" if action in _COMMANDS else ""
+        yield f"{who}{action}, {often}: {newest['message']}{advice}"
 
 
 def _projects(warned: Iterable[_WarnedReplica]) -> str:

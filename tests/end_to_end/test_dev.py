@@ -200,6 +200,33 @@ async def test_dev_prints_calls_and_leaves_nothing_behind(
     assert os.listdir(spaced) == []  # noqa: PTH208 - blocking is harmless here
 
 
+@requirement("cli.dev", "cli.check", "gateway.commands")
+async def test_commands_say_that_they_act_on_a_dev_and_know_its_project_and_keys(
+    start_dev: StartDev, environment: dict[str, str]
+) -> None:
+    dev = await start_dev()
+    await dev.addresses()
+
+    async def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "openapi_tool", *words]
+        return await asyncio.to_thread(
+            subprocess.run, command, env=environment, capture_output=True, text=True, timeout=30
+        )
+
+    said = f"of the dev stack 'dev' (started in {Path.cwd()})"
+    disabled = await run("tools", "disable", "jina_search", "--project", PROJECT, "--reason", "too dear")
+    assert disabled.stderr == f"{said}\ndisabled tool 'jina_search' of project '{PROJECT}'\n"
+    await dev.line("! disabled by an operator, tool_name=jina_search, reason=too dear.")
+    checked = await run("--dev", "dev", "check", "--project", PROJECT)
+    assert checked.returncode == 0, checked.stdout
+    assert "JINA_API_KEY: ok; a key of the dev stack\nSEARCH_API_KEY: ok; a key of the dev stack\n" in checked.stdout
+    listed = await run("tools", "list")
+    assert (listed.returncode, listed.stderr) == (0, f"{said}, project {PROJECT}\n")
+    used = await run("usage", "--json")
+    assert json.loads(used.stdout)["project_id"] == PROJECT
+    assert used.stderr == f"{said}, project {PROJECT}\n"
+
+
 @pytest.mark.thorough
 @requirement("cli.dev")
 async def test_several_executors_share_the_calls(
@@ -470,6 +497,18 @@ async def test_every_event_is_one_line(caller: Caller) -> None:
         (line,) = await lines(feed, entry(action, None, level="warning", message="why\nTraceback"))
         assert line == f"{sign} why"
     assert await lines(feed, entry("upstream.request", None)) == []
+
+
+@requirement("cli.dev")
+async def test_a_warning_names_the_tool_that_it_is_about(caller: Caller) -> None:
+    feed = Feed(caller)
+    switch = {"level": "warning", "message": "disabled by an operator", "tool_name": "jina_search", "reason": "why."}
+    of_dev = await lines(feed, entry("tool.disabled", None, **switch, project_id=PROJECT))
+    of_other = await lines(feed, entry("tool.disabled", None, **switch, project_id="other"))
+    assert of_dev == ["! disabled by an operator, tool_name=jina_search, reason=why."]
+    assert of_other == ["! disabled by an operator, tool_name=jina_search, project_id=other, reason=why."]
+    denied = {"level": "warning", "message": "call denied by x: jina_read", "tool_name": "jina_read"}
+    assert await lines(feed, entry("call.denied", None, **denied)) == ["! call denied by x: jina_read"], "it has it"
 
 
 def entry(action: str, placed: PlacedCall | None, **more: Any) -> dict[str, Any]:

@@ -19,7 +19,9 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from openapi_tool.cli import app
+from openapi_tool.cli import app, gateway_serve
+from openapi_tool.cli.gateway_serve import GatewayFlags
+from openapi_tool.gateway.opening import NATS
 from openapi_tool.local.stack import UpstreamDouble
 from tests.gateway.conftest import PAGE, until
 from tests.gateway.test_http import READ
@@ -97,9 +99,62 @@ def test_without_tokens_it_refuses_to_listen_elsewhere_and_says_why(
         timeout=_START_S,
         check=False,
     )
-    assert refused.returncode != 0
-    assert b"gateway.host: without tokens anyone who reaches" in refused.stderr
-    assert b"openapi-tool tokens create" in refused.stderr
+    assert refused.returncode == 2
+    assert refused.stderr.startswith(b"openapi-tool: gateway.host: without tokens anyone who reaches")
+    assert f"(openapi-tool tokens create --project local --state {tmp_path / 'state'})" in refused.stderr.decode()
+
+
+@requirement("gateway.access")
+@pytest.mark.parametrize("where", ["state", "default", "memory", "tokens file", "NATS of --config"])
+def test_the_printed_command_creates_a_token_with_which_it_listens(
+    environment: dict[str, str], tmp_path: Path, where: str
+) -> None:
+    (tmp_path / "a folder").mkdir(mode=0o700)
+    config = tmp_path / "a folder" / "settings.toml"
+    config.write_text('[nats]\nservers = "nats://127.0.0.1:1"\n', encoding="utf-8")
+    options = {
+        "state": ["--state", str(tmp_path / "a folder" / "state")],
+        "memory": ["--state", ":memory:"],
+        "NATS of --config": ["--config", str(config)],
+    }
+    variables = {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "XDG_STATE_HOME": str(tmp_path),
+    }
+    if where == "tokens file":
+        variables["OPENAPI_TOOL__GATEWAY__TOKENS_FILE"] = str(tmp_path / "a folder" / "tokens.json")
+        (tmp_path / "a folder" / "tokens.json").write_text("{}", encoding="utf-8")
+    listen = ["openapi-tool", "gateway", "--host", "0.0.0.0", "--port", "0", *options.get(where, [])]  # noqa: S104
+    if where == "NATS of --config":
+        flags = GatewayFlags(config=config)
+        advice = gateway_serve._create_token(flags, NATS, None)  # noqa: SLF001 - without servers it does not get there
+    else:
+        advice = _refusal(listen, variables | environment, tmp_path)
+    printed = advice.partition("(")[2].partition(")")[0]
+    created = subprocess.run(  # noqa: S602 - as a user would
+        printed, shell=True, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=_START_S, check=False
+    )
+    if where == "NATS of --config":
+        assert "cannot connect to NATS at 127.0.0.1:1" in created.stderr, "it reads the same settings"
+        return
+    assert created.returncode == 0, created.stderr
+    if where == "memory":
+        variables["OPENAPI_TOOL__GATEWAY__TOKENS_FILE"] = advice.partition("TOKENS_FILE=")[2].partition(")")[0]
+    occupied = socket.create_server(("0.0.0.0", 0))  # noqa: S104 - so that it ends where it would listen
+    listen[listen.index("--port") + 1] = str(occupied.getsockname()[1])
+    assert "cannot listen on 0.0.0.0" in _refusal(listen, variables | environment, tmp_path)
+    occupied.close()
+
+
+def _refusal(command: list[str], variables: dict[str, str], folder: Path) -> str:
+    """Return what a gateway prints that does not start."""
+    refused = subprocess.run(  # noqa: S603 - our own program
+        command, cwd=folder, env=variables, capture_output=True, text=True, timeout=_START_S, check=False
+    )
+    assert refused.returncode == 2, refused.stderr
+    assert refused.stderr.startswith("openapi-tool: gateway.host")
+    return refused.stderr
 
 
 @requirement("gateway.http")
@@ -122,8 +177,8 @@ async def test_a_port_in_use_is_named(double: UpstreamDouble, environment: dict[
             capture_output=True,
             timeout=_START_S,
         )
-    assert refused.returncode != 0
-    assert b"gateway.port: cannot listen on 127.0.0.1" in refused.stderr
+    assert refused.returncode == 2
+    assert refused.stderr.startswith(b"openapi-tool: gateway.host, gateway.port: cannot listen on 127.0.0.1")
 
 
 @requirement("gateway.tokens", "gateway.access")

@@ -440,7 +440,8 @@ async def test_printed_grants_can_be_run_unchanged_for_any_role(
 
 
 @requirement("privilege.grants")
-def test_the_default_role_is_the_user_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_role_is_the_user_of_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # no `dev` is found
     monkeypatch.setenv("PG_DSN", "postgresql://its_role@db/kernel")
     assert printed().stdout == printed("--role", "its_role").stdout
     for dsn in ("", "postgresql://db/kernel"):

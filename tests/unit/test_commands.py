@@ -346,7 +346,7 @@ def test_output_of_call_is_escaped(monkeypatch: pytest.MonkeyPatch, status: str)
     async def answered(*_: Any) -> Any:
         return outcome
 
-    monkeypatch.setattr(call_command, "_kernel", lambda: SimpleNamespace(redactor=Redactor()))
+    monkeypatch.setattr(call_command, "_kernel", lambda: SimpleNamespace(redactor=Redactor(), program="openapi-tool"))
     monkeypatch.setattr(call_command, "_call", answered)
     assert_text(printed("call", "x"))
     assert_text(printed("call", "x", "--json"))
@@ -360,7 +360,7 @@ def test_no_line_of_a_page_looks_like_a_status_line_of_call(monkeypatch: pytest.
     async def answered(*_: Any) -> Any:
         return outcome
 
-    monkeypatch.setattr(call_command, "_kernel", lambda: SimpleNamespace(redactor=Redactor()))
+    monkeypatch.setattr(call_command, "_kernel", lambda: SimpleNamespace(redactor=Redactor(), program="openapi-tool"))
     monkeypatch.setattr(call_command, "_call", answered)
     assert "\nsuccess: placed" in CliRunner().invoke(app, ["call", "x"]).stdout  # a pipe gets the text as it is
     monkeypatch.setattr(call_outcome, "is_terminal", lambda: True)
@@ -383,7 +383,7 @@ def test_the_reason_of_a_missing_result_is_escaped(times: dict[str, int], monkey
     async def none(*_: Any) -> Any:
         return CallOutcome(placed_call(), None, times, HOSTILE)
 
-    monkeypatch.setattr(call_command, "_kernel", lambda: SimpleNamespace(redactor=Redactor()))
+    monkeypatch.setattr(call_command, "_kernel", lambda: SimpleNamespace(redactor=Redactor(), program="openapi-tool"))
     monkeypatch.setattr(call_command, "_call", none)
     assert_text(printed("call", "x"))
 
@@ -884,12 +884,18 @@ def test_a_host_of_the_upstream_that_does_not_answer_is_a_problem_of_all_that_wa
     def waiting(silent_s: float, oldest_s: float) -> dict[str, Any]:
         return {"upstream_waits": [{"host": "s.jina.ai", "open": 2, "oldest_s": oldest_s, "silent_s": silent_s}]}
 
-    replicas = [{**REPLICA, "instance": f"vm-{number}", **waiting(20.0 + number, 9.0)} for number in range(2)]
+    executor = {**REPLICA, "durable": "d"}
+    replicas = [{**executor, "instance": f"vm-{number}", **waiting(20.0 + number, 9.0)} for number in range(2)]
     [line] = found_problems([*replicas, {**REPLICA, **waiting(19.9, 19.9)}]).now
     assert line == (
         "vm-0, vm-1: requests to s.jina.ai have had no answer for 21 s: "
         "openapi-tool check --upstream tries it from here"
     )
+    [of_gateway] = found_problems([{**REPLICA, **waiting(21.0, 9.0)}]).now
+    assert of_gateway == (
+        "vm-19346: requests to s.jina.ai have had no answer for 21 s: "
+        "see whether `curl https://s.jina.ai` connects from there; if it does, the host hangs"
+    ), "a gateway has no database, which `check` needs"
     answered = [{**REPLICA, **waiting(1.0, 33.0), "oldest_held_s": 35.0}, {**REPLICA, **waiting(1.0, 19.0)}]
     assert found_problems(answered).now == [], "others are answered, so one page takes long"
     assert but_noticed(answered) == ", but a command is held for 35 s and a request to s.jina.ai waits for 33 s"

@@ -38,6 +38,10 @@ app = typer.Typer(
 )
 
 
+_WITHOUT_DEV = ("serve", "mcp", "gateway", "demo", "dev", "state", "tokens")
+"""Commands that use no running `dev`. They ignore the variable, which may be set for a whole shell."""
+
+
 def _print_version(wanted: bool) -> None:  # noqa: FBT001 - typer's own form
     if wanted:
         typer.echo(__version__)
@@ -88,6 +92,10 @@ def _global_options(
     ),
 ) -> None:
     del version, help_all  # their callbacks have done the work
+    command = context.invoked_subcommand or ""
+    is_option = getattr(context.get_parameter_source("dev"), "name", "") == "COMMANDLINE"  # else the variable
+    if is_option and command in _WITHOUT_DEV:
+        raise typer.BadParameter(f"--dev: {command!r} uses no running `dev`; leave the option out")
     context.with_resource(temporary_variable(DEV_VARIABLE, dev))
 
 

@@ -66,7 +66,7 @@ def create_token(
     file: Annotated[Path | None, _TOKENS_FILE] = None,
     as_json: OneObjectOption = False,
 ) -> None:
-    """Create a token and print it, once: only a hash is stored.
+    """Create a token and print it, once: only a hash is stored. Warns of --tools that match no built-in tool.
 
     Exit codes: 0, 2 invalid options, or an unusable file.
     """

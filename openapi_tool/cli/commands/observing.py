@@ -15,7 +15,7 @@ from openapi_tool.kernel.postgres.usage_keys import By
 
 commands = typer.Typer()
 
-_PROJECT_HELP = "Project of the {}; on a gateway's state file `local` by default."
+_PROJECT_HELP = "Project of the {}; by default `local` on a gateway's state file, `proj_dev` on a `dev`."
 
 
 @commands.command(short_help="Show the timeline of one call.")
@@ -131,6 +131,7 @@ def check(
     """Check settings, PostgreSQL, NATS and keys as `serve` would use them; change nothing.
 
     It stores an empty record in NATS, which expires after an hour, to see whether JetStream stores messages.
+    After --dev NAME the keys are those that the executors of that `dev` have.
 
     Exit codes: 0 all usable, 1 a dependency is unusable, a key is missing or a definition would fail, 2 invalid
     settings.

@@ -29,7 +29,9 @@ def grants(
     *,
     role: Annotated[
         str | None,
-        typer.Option(help="Database role of the executor; by default the user in PG_DSN.", show_default=False),
+        typer.Option(
+            help="Database role of the executor; by default the user in PG_DSN, or of `dev`.", show_default=False
+        ),
     ] = None,
     registration: Annotated[
         bool, typer.Option("--registration", help="Include the privileges to register tools.")

@@ -30,6 +30,8 @@ def show_config(
 ) -> None:
     """Print the settings that `serve` would use, and the variable or file that sets each; credentials are masked.
 
+    After --dev NAME the servers are those of that `dev`, as commands use them.
+
     Exit codes: 0, 2 invalid settings.
     """
     from openapi_tool.cli import config as work

@@ -15,6 +15,9 @@ DatabaseOption = Annotated[
     bool, typer.Option("--db", help="Use the kernel's database (PG_DSN). Without it and --api: the running `dev`.")
 ]
 ProjectOption = Annotated[str, typer.Option(help="Project.", show_default=False)]
+ProjectOrDevOption = Annotated[
+    str | None, typer.Option("--project", help="Project; by default that of the running `dev`.", show_default=False)
+]
 YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 # Options of `disable` and `enable`.
@@ -132,7 +135,7 @@ def apply(
 @tools.command("list", short_help="List a project's definitions and their mistakes.")
 def list_tools(
     *,
-    project: ProjectOption,
+    project: ProjectOrDevOption = None,
     api: ApiOption = None,
     db: DatabaseOption = False,
     as_json: JsonOption = False,
@@ -150,7 +153,7 @@ def list_tools(
 def show_tool(
     tool: Annotated[str, typer.Argument(help="Name of a tool.")],
     *,
-    project: ProjectOption,
+    project: ProjectOrDevOption = None,
     api: ApiOption = None,
     db: DatabaseOption = False,
     as_json: JsonOption = False,
