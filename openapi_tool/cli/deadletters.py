@@ -23,7 +23,7 @@ from openapi_tool.kernel.jetstream.dead_letter_reader import NotReplayable
 from openapi_tool.kernel.jetstream.dead_letter_records import DeadLetter, without_secrets
 from openapi_tool.nats_client.client import BusClient
 from openapi_tool.nats_client.users import NatsUser
-from openapi_tool.tools.wording import counted
+from openapi_tool.tools.wording import counted, short
 
 _NOT_SENT = 1
 _DEFAULT_LIMIT = 100
@@ -153,7 +153,7 @@ def _chosen(letters: list[DeadLetter], letter_id: str) -> DeadLetter:
     for letter in letters:
         if letter.id == letter_id:
             return letter
-    return fail(f"there is no dead letter {letter_id!r}; `openapi-tool deadletters list` prints the ids", USAGE)
+    return fail(f"there is no dead letter {short(letter_id)!r}; `openapi-tool deadletters list` prints the ids", USAGE)
 
 
 def _as_object(letter: DeadLetter) -> dict[str, Any]:

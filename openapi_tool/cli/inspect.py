@@ -41,7 +41,7 @@ def _inspect_in_kernel(tool_call_id: str, project: str, *, as_json: bool) -> Non
 
     history = with_nats(read, user=NatsUser.INSPECT, database=True)
     if history.is_empty:
-        fail(f"project {project!r} has no call {tool_call_id!r}, or its command and rows are gone")
+        fail(f"project {short(project)!r} has no call {short(tool_call_id)!r}, or its command and rows are gone")
     events = timeline(history)
     verdict = verdict_on(history)
     if as_json:

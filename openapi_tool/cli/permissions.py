@@ -33,6 +33,7 @@ from openapi_tool.nats_client.users import NatsUser
 from openapi_tool.protocol.subjects import command_stream
 from openapi_tool.settings import Settings, SettingsError, load_settings
 from openapi_tool.telemetry.printable import printable_lines
+from openapi_tool.tools.wording import short
 
 _STREAM = re.compile(r"[^\s.*>/\\\x00-\x20\x7f]+")  # the names of streams that NATS accepts
 
@@ -40,7 +41,7 @@ _STREAM = re.compile(r"[^\s.*>/\\\x00-\x20\x7f]+")  # the names of streams that 
 def permissions(*, user: NatsUser, form: Format, stream: str | None) -> None:
     """Print the subjects that a NATS user must be permitted, for the current settings."""
     if stream is not None and not _STREAM.fullmatch(stream):
-        fail(f"--stream: {stream!r} cannot be a stream's name")
+        fail(f"--stream: {short(stream)!r} cannot be a stream's name")
     settings = load_settings(NO_DATABASE)
     nats_of_quotas = settings.quotas.nats if user is NatsUser.QUOTAS else None
     nats = nats_of_quotas or settings.nats

@@ -54,7 +54,9 @@ def create(
     until = time_after(expires, now, "--expires").timestamp() if expires else None
     if until is not None and until <= now.timestamp():
         fail("--expires must be in the future")
-    patterns = [pattern for option in tools for pattern in option.split(",") if pattern]
+    patterns = [pattern for option in tools for pattern in option.split(",") if pattern.strip()]
+    if tools and not patterns:
+        fail("--tools: names no tool; leave it out for all tools, or give names or patterns such as jina_*")
     try:
         text, token_id, token = new_token(project, agent, tuple(patterns) or ("*",), any_agent=any_agent, expires=until)
     except TokensInvalid as error:

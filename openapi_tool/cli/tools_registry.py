@@ -96,7 +96,7 @@ def delete(
 async def _no_such_tool(registry: Registry, project: str, tool: str) -> NoReturn:
     known = [short(str(row["tool_name"])) for row in await registry.rows(project)]
     hint = did_you_mean(tool, known) or f"; its tools: {', '.join(known[:_NAMES_SHOWN]) or 'none'}"
-    fail(f"project {project} has no tool {tool!r}{hint}", USAGE)
+    fail(f"project {short(project)} has no tool {short(tool)!r}{hint}", USAGE)
 
 
 async def _deleted(registry: Registry, project: str, tool: str) -> dict[str, Any]:
