@@ -177,6 +177,7 @@ REQUIREMENTS = (
     Requirement("local.stack", "design", "The embedded stack leaves no process and no file behind, even after a crash; its double refuses unknown requests."),
     Requirement("local.demo", "design", "The demo shows one call of each tool and exits with 0 only if all results are as expected."),
     Requirement("performance", "design", "Per call, CPU time (relative to a minimal program), messages, statements and rows read stay within their limits."),
+    Requirement("cli.names", "design", "A name, id or argument that is empty or that PostgreSQL cannot store is refused by the name of its option, before any server is asked."),
     Requirement("cli.check", "design", "`check` reports whether `serve` can use settings, PostgreSQL, NATS, durable, keys, stored definitions and the upstream, and changes nothing beside a record that expires."),
     Requirement("chart.values", "design", "Every feature of the chart renders manifests that Kubernetes accepts; values are validated and described in one file."),
     Requirement("chart.restricted", "design", "Every pod of the chart satisfies the restricted pod security standard with a read-only root."),

@@ -15,11 +15,11 @@ from openapi_tool.cli.call_timeline import Event, timeline
 from openapi_tool.cli.call_verdict import verdict_on
 from openapi_tool.cli.gateway_inspect import inspect_in_gateway
 from openapi_tool.cli.gateway_state import chosen_project, selected_state
+from openapi_tool.cli.given_names import check_given
 from openapi_tool.cli.nats_connection import with_nats
 from openapi_tool.cli.output import fail, json_default, print_json, print_line
 from openapi_tool.nats_client.client import BusClient
 from openapi_tool.nats_client.users import NatsUser
-from openapi_tool.protocol.jsontext import storable_text
 from openapi_tool.tools.wording import short
 
 
@@ -27,8 +27,7 @@ def inspect(tool_call_id: str, *, project: str | None, as_json: bool, state: Pat
     """Print the timeline of one call, and why it has no result if it has none."""
     path = selected_state(state)
     project = chosen_project(project, path)
-    if not tool_call_id or storable_text(tool_call_id) != tool_call_id:  # PostgreSQL takes no NUL or lone surrogate
-        fail(f"TOOL_CALL_ID: {short(tool_call_id)!r} is no tool call id: it contains NUL or is not UTF-8")
+    check_given("TOOL_CALL_ID", tool_call_id, "tool call id")
     if path is None:
         _inspect_in_kernel(tool_call_id, project, as_json=as_json)
     else:

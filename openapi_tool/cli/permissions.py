@@ -35,7 +35,7 @@ from openapi_tool.settings import Settings, SettingsError, load_settings
 from openapi_tool.telemetry.printable import printable_lines
 from openapi_tool.tools.wording import short
 
-_STREAM = re.compile(r"[^\s.*>/\\\x00-\x20\x7f]+")  # the names of streams that NATS accepts
+_STREAM = re.compile(r"[^\s.*>/\\\x00-\x20\x7f\ud800-\udfff]+")  # the names of streams that NATS accepts
 
 
 def permissions(*, user: NatsUser, form: Format, stream: str | None) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rich.table import Table
 
 from openapi_tool.cli.gateway_state import chosen_state
+from openapi_tool.cli.given_names import check_given
 from openapi_tool.cli.nats_connection import with_nats
 from openapi_tool.cli.output import fail, print_json, print_line, print_status
 from openapi_tool.cli.tables import cell, output
@@ -55,6 +56,8 @@ def create(
     if until is not None and until <= now.timestamp():
         fail("--expires must be in the future")
     patterns = [pattern for option in tools for pattern in option.split(",") if pattern.strip()]
+    for pattern in patterns:
+        check_given("--tools", pattern, "name or pattern of tools")
     if tools and not patterns:
         fail("--tools: names no tool; leave it out for all tools, or give names or patterns such as jina_*")
     try:

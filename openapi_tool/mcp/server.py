@@ -139,11 +139,11 @@ class McpServer:
         self._listeners.close()
 
 
-async def _refuse_long_method(context: Context, call_next: CallNext) -> HandlerResult:
+async def _refuse_long_method(ctx: Context, call_next: CallNext) -> HandlerResult:
     """Refuse a request by a name that is too long for any method; the SDK's error would repeat it whole."""
-    if context.request_id is not None and len(context.method) > _MAX_METHOD_CHARS:
-        raise MCPError(METHOD_NOT_FOUND, "Method not found", short(context.method))
-    return await call_next(context)
+    if ctx.request_id is not None and len(ctx.method) > _MAX_METHOD_CHARS:
+        raise MCPError(METHOD_NOT_FOUND, "Method not found", short(ctx.method))
+    return await call_next(ctx)
 
 
 def initialization(server: Server[Any]) -> InitializationOptions:

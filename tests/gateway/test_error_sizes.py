@@ -17,6 +17,13 @@ from tests.requirements import requirement
 
 MAX_BYTES = 2_000
 HUGE = "x" * 70_000
+NEEDED: dict[str, dict[str, Any]] = {
+    "jina_search": {"query": "q"},
+    "jina_search_many": {"queries": ["q"]},
+    "jina_read": {"url": PAGE},
+    "jina_read_many": {"urls": [PAGE]},
+}
+"""Arguments that each tool requires."""
 
 
 def huge_values() -> Iterator[Any]:
@@ -28,11 +35,9 @@ def huge_values() -> Iterator[Any]:
 
 
 @requirement("errors.bounded", "gateway.http")
-@pytest.mark.parametrize("tool", ["jina_search", "jina_search_many", "jina_read", "jina_read_many"])
+@pytest.mark.parametrize("tool", NEEDED)
 async def test_no_argument_makes_a_problem_long(serve: Serve, tool: str) -> None:
-    needed: dict[str, Any] = {"jina_read": {"url": PAGE}, "jina_read_many": {"urls": [PAGE]}}.get(
-        tool, {"query": "q"} if tool == "jina_search" else {"queries": ["q"]}
-    )
+    needed = NEEDED[tool]
     failed = 0
     async with serve() as served, served.client() as client:
         listed = {each["name"]: each for each in (await client.get("/v1/tools")).json()["tools"]}

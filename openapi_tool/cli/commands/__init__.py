@@ -24,6 +24,7 @@ from openapi_tool.cli.commands import (
     tools,
 )
 from openapi_tool.cli.commands.errors import ProgramGroup
+from openapi_tool.cli.output import fail
 from openapi_tool.environment import DEV_VARIABLE, temporary_variable
 from openapi_tool.telemetry.printable import printable_lines
 
@@ -88,6 +89,9 @@ def _global_options(
     ),
 ) -> None:
     del version, help_all  # their callbacks have done the work
+    source = context.get_parameter_source("dev")
+    if dev == "" and source is not None and source.name == "COMMANDLINE":
+        fail("--dev: is empty; give the name of a running `dev`")  # an empty variable is none
     context.with_resource(temporary_variable(DEV_VARIABLE, dev))
 
 
