@@ -174,7 +174,7 @@ async def test_the_same_cursor_in_another_project_is_unknown(world: World) -> No
 @requirement("content.cursor", "budgets.calls")
 async def test_a_later_part_has_the_budget_of_its_tool(world: World) -> None:
     world.stack.upstream.rules(LONG)
-    budget = {"budget": {"agent_day_requests": 3}}
+    budget: dict[str, Any] = {"budget": {"agent_day_requests": 3}}
     first = tool_output(await read(world, URL, **budget))
     rest = tool_output(await read(world, {"cursor": first["next_cursor"]}, **budget))
     assert first["budget"]["tool"]["agent_day"]["requests_left"] == 2
