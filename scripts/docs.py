@@ -290,7 +290,8 @@ MEANINGS = {
     "last known state replaces it. Error: this replica remembers none of its uses, so its count begins anew at zero.",
     "call.broken": "A defect of the executor, with traceback; report it.",
     "call.denied": "The policy or a hook denied a call; the message says which, and why.",
-    "call.finished": "The result is committed and the doorbell published. With cost, status and times: `queue_ms` in "
+    "call.finished": "The result is committed and the doorbell published. With cost (`requests` are those that got a "
+    "connection), status and times: `queue_ms` in "
     "the stream, `permit_ms` for a rate limit, `upstream_ms`, `turn_ms` for the worker and other results of the turn.",
     "call.handed_back": "A command that waited or was cancelled was handed back; at debug level: an evicted one.",
     "command.requeued": "A command could not be answered now and was handed back; the message has the reason.",

@@ -12,6 +12,7 @@ from typing import Any
 
 import typer
 
+from openapi_tool.cli.given_names import check_given
 from openapi_tool.cli.output import print_status
 from openapi_tool.cli.statistics import Statistics, show_statistics
 from openapi_tool.cli.tables import Rows
@@ -27,6 +28,7 @@ project_day_requests = 2_000"""
 
 def budgets(*, project: str | None, as_json: bool, state: Path | None = None) -> None:
     """Print the accounts that the replicas have used since their start."""
+    check_given("--project", project, "project id")
     show_statistics(
         state,
         draw=lambda replicas: shown(replicas, project),

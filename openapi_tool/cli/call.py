@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import typer
 
 from openapi_tool.bootstrap import NAME, build_bootstrap
 from openapi_tool.cli.call_outcome import CallOutcome, print_outcome
+from openapi_tool.cli.given_names import check_given
 from openapi_tool.cli.nats_connection import connected_once
 from openapi_tool.cli.output import INTERRUPTED, fail
 from openapi_tool.concurrency.cancellation import interruptible
@@ -28,13 +30,17 @@ from openapi_tool.local.requested_call import RequestedCall, publish_call, save_
 from openapi_tool.nats_client.options import BusOptions, NatsOptions
 from openapi_tool.options.postgres import PoolOptions, PostgresOptions
 from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.protocol.jsontext import is_deeper_than
 from openapi_tool.settings import load_settings
 from openapi_tool.settings.model import with_values
 from openapi_tool.settings.variables import empty_servers
 from openapi_tool.telemetry.redact import Redactor
+from openapi_tool.tools.problems import Path as Place
+from openapi_tool.tools.problems import argument_path
 from openapi_tool.tools.secret_variables import Secret
 
 _INBOX = "_INBOX"  # of clients without one of their own
+_MAX_DEPTH = 200  # of what can be written as a card
 
 
 def call(
@@ -49,6 +55,13 @@ def call(
     as_json: bool,
 ) -> None:
     """Call a tool as the kernel does, and print what the model would read."""
+    for option, value, kind in (
+        ("TOOL", tool, "name of a tool"),
+        ("--project", project, "project id"),
+        ("--agent", agent, "agent id"),
+        ("--channel", channel, "channel id"),
+    ):
+        check_given(option, value, kind)
     requested = RequestedCall(tool, project, agent, channel, real_kernel_allowed=yes)
     redactor = Redactor()
     try:
@@ -108,6 +121,8 @@ def _arguments(text: str) -> dict[str, Any]:
     try:
         if text == "-":
             text = sys.stdin.read()
+        elif text == "@":
+            raise DevError("--args: names no file; give it as @FILE")
         elif text.startswith("@"):
             text = Path(text[1:]).read_text(encoding="utf-8")
         arguments = orjson.loads(text)
@@ -117,7 +132,28 @@ def _arguments(text: str) -> dict[str, Any]:
         raise DevError(f"--args: must be JSON, @FILE or -: {error}") from None
     if not isinstance(arguments, dict):
         raise DevError("--args: the arguments must be one JSON object")
+    if is_deeper_than(arguments, _MAX_DEPTH):
+        raise DevError(f"--args: the arguments are nested deeper than {_MAX_DEPTH} levels; flatten them")
+    place = _place_of_nul(arguments)
+    if place is not None:
+        raise DevError(f"--args: {argument_path(place)}: contains NUL, which PostgreSQL cannot store; leave it out")
     return arguments
+
+
+def _place_of_nul(value: Any, path: Place = ()) -> Place | None:
+    """Return the path of the first name or text with NUL; None if there is none. The depth of `value` is limited."""
+    if isinstance(value, str):
+        return path if "\0" in value else None
+    members: Iterable[tuple[str | int, Any]] = ()
+    if isinstance(value, dict):
+        members = value.items()
+    elif isinstance(value, list):
+        members = enumerate(value)
+    for name, member in members:
+        place = (*path, name) if isinstance(name, str) and "\0" in name else _place_of_nul(member, (*path, name))
+        if place is not None:
+            return place
+    return None
 
 
 async def _call(kernel: _Kernel, requested: RequestedCall, arguments: Any, timeout_s: float) -> CallOutcome:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap
+from openapi_tool.cli.given_names import check_given
 from openapi_tool.cli.kernel import named_dev, names_of_dev, servers_of
 from openapi_tool.cli.output import USAGE, print_json, print_line, print_status
 from openapi_tool.cli.stored_definitions import NOT_OURS, UNUSABLE, judge, secrets_of_dev, stored_check
@@ -67,6 +68,8 @@ def check(
     upstream: bool,
 ) -> None:
     """Print what `serve` could not use; change nothing but an empty record in NATS, which expires after an hour."""
+    for name in project or ():
+        check_given("--project", name, "project id")
     with settings_file(config):
         _check(as_json=as_json, project=project, upstream=upstream)
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import typer
 
 from openapi_tool.bootstrap import Bootstrap
+from openapi_tool.cli.given_names import check_given
 from openapi_tool.cli.kernel import command_about_same, result_lookup, say_dev_in_use
 from openapi_tool.cli.nats_connection import with_nats
 from openapi_tool.cli.output import USAGE, fail, print_json, print_line, print_status
@@ -23,9 +24,10 @@ from openapi_tool.kernel.jetstream.dead_letter_reader import NotReplayable
 from openapi_tool.kernel.jetstream.dead_letter_records import DeadLetter, without_secrets
 from openapi_tool.nats_client.client import BusClient
 from openapi_tool.nats_client.users import NatsUser
-from openapi_tool.tools.wording import counted
+from openapi_tool.tools.wording import counted, short
 
 _NOT_SENT = 1
+_LETTER_ID = "id of a dead letter"
 _DEFAULT_LIMIT = 100
 T = TypeVar("T")
 _CHARS_TO_SECONDS = len("2026-01-01T00:00:00")
@@ -38,6 +40,7 @@ _WITHOUT_NATS = (
 
 def list_(*, project: str | None, limit: int | None, abandoned: bool, as_json: bool) -> None:
     """Print dead letters, newest first; as JSON without `limit` oldest first, as they are read."""
+    check_given("--project", project, "project id")
     newest: deque[DeadLetter] = deque(maxlen=limit or _DEFAULT_LIMIT)
     total = 0
 
@@ -78,6 +81,7 @@ def _show_table(letters: Iterable[DeadLetter]) -> None:
 
 def show(letter: str, *, as_json: bool) -> None:
     """Print a dead letter in full."""
+    check_given("LETTER", letter, _LETTER_ID)
     abandoned = _is_abandoned(letter)
 
     async def read(bootstrap: Bootstrap, client: BusClient) -> list[DeadLetter]:
@@ -90,6 +94,8 @@ def show(letter: str, *, as_json: bool) -> None:
 
 def replay(letters: list[str], *, yes: bool, as_json: bool) -> None:
     """Publish commands again and delete their records; without `yes` print which."""
+    for letter_id in letters:
+        check_given("LETTERS", letter_id, _LETTER_ID)
     abandoned = any(map(_is_abandoned, letters))
 
     async def send(bootstrap: Bootstrap, client: BusClient) -> bool:
@@ -155,7 +161,7 @@ def _chosen(letters: list[DeadLetter], letter_id: str) -> DeadLetter:
         if letter.id == letter_id:
             return letter
     command = "deadletters list --abandoned" if _is_abandoned(letter_id) else "deadletters list"
-    return fail(f"there is no dead letter {letter_id!r}; `{command_about_same(command)}` prints the ids", USAGE)
+    return fail(f"there is no dead letter {short(letter_id)!r}; `{command_about_same(command)}` prints the ids", USAGE)
 
 
 def _as_object(letter: DeadLetter) -> dict[str, Any]:

@@ -142,7 +142,11 @@ def file_count(paths: Sequence[Path]) -> int:
 
 
 def _files(path: Path) -> list[Path]:
-    if not path.is_dir():
+    try:
+        is_folder = path.is_dir()
+    except OSError:  # such as a name that is too long: `_read` says what is wrong
+        is_folder = False
+    if not is_folder:
         return [path]
     files = sorted(file for file in path.rglob("*") if file.suffix in _SUFFIXES and file.is_file())
     return files or fail(f"{path}: holds no file whose name ends in {' or '.join(_SUFFIXES)}; name a folder with one")

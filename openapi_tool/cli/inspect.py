@@ -15,19 +15,18 @@ from openapi_tool.cli.call_timeline import Event, timeline
 from openapi_tool.cli.call_verdict import verdict_on
 from openapi_tool.cli.gateway_inspect import inspect_in_gateway
 from openapi_tool.cli.gateway_state import other_project, selected_project
+from openapi_tool.cli.given_names import check_given
 from openapi_tool.cli.nats_connection import with_nats
 from openapi_tool.cli.output import fail, json_default, print_json, print_line
 from openapi_tool.nats_client.client import BusClient
 from openapi_tool.nats_client.users import NatsUser
-from openapi_tool.protocol.jsontext import storable_text
 from openapi_tool.tools.wording import short
 
 
 def inspect(tool_call_id: str, *, project: str | None, as_json: bool, state: Path | None = None) -> None:
     """Print the timeline of one call, and why it has no result if it has none."""
+    check_given("TOOL_CALL_ID", tool_call_id, "tool call id")
     selected = selected_project(state, project)
-    if not tool_call_id or storable_text(tool_call_id) != tool_call_id:  # PostgreSQL takes no NUL or lone surrogate
-        fail(f"TOOL_CALL_ID: {short(tool_call_id)!r} is no tool call id: it contains NUL or is not UTF-8")
     remedy = other_project(project)
     if selected.state is None:
         _inspect_in_kernel(tool_call_id, selected.project, remedy, as_json=as_json)
@@ -43,7 +42,9 @@ def _inspect_in_kernel(tool_call_id: str, project: str, remedy: str, *, as_json:
 
     history = with_nats(read, user=NatsUser.INSPECT, database=True)
     if history.is_empty:
-        fail(f"project {project!r} has no call {tool_call_id!r}, or its command and rows are gone{remedy}")
+        fail(
+            f"project {short(project)!r} has no call {short(tool_call_id)!r}, or its command and rows are gone{remedy}"
+        )
     events = timeline(history)
     verdict = verdict_on(history)
     if as_json:

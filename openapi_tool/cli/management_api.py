@@ -138,7 +138,7 @@ def _reason(response: httpx.Response) -> str:
     if isinstance(detail, dict):
         return f"{detail.get('error_code')}: {detail.get('error_message')}"[:_MAX_REASON_CHARS]
     if isinstance(detail, list):
-        return "; ".join(_validation_error(item) for item in detail if isinstance(item, dict))
+        return "; ".join(_validation_error(item) for item in detail if isinstance(item, dict))[:_MAX_REASON_CHARS]
     return str(detail)[:_MAX_REASON_CHARS]
 
 

@@ -9,10 +9,14 @@ from typing import Any, NoReturn
 
 import typer
 
+from openapi_tool.protocol.abridging import abridged
 from openapi_tool.telemetry.printable import printable_json, printable_line, printable_lines
 
 USAGE = 2
 """Exit code for wrong options or settings, and for servers that cannot be reached."""
+
+MAX_ERROR_CHARS = 1_800
+"""Characters of an error, which may quote an option or a path of any length."""
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 plus the number of SIGINT, as in shells."""
@@ -53,7 +57,7 @@ def or_dash(value: object) -> str:
 
 def fail(text: str, code: int = USAGE) -> NoReturn:
     """Print an error, and exit."""
-    print_status(f"openapi-tool: {text}")
+    print_status(f"openapi-tool: {abridged(text, MAX_ERROR_CHARS)}")
     raise typer.Exit(code)
 
 

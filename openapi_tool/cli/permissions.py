@@ -33,14 +33,18 @@ from openapi_tool.nats_client.users import NatsUser
 from openapi_tool.protocol.subjects import command_stream
 from openapi_tool.settings import Settings, SettingsError, load_settings
 from openapi_tool.telemetry.printable import printable_lines
+from openapi_tool.tools.wording import short
 
-_STREAM = re.compile(r"[^\s.*>/\\\x00-\x20\x7f]+")  # the names of streams that NATS accepts
+_STREAM = re.compile(r"[^\s.*>/\\\x00-\x20\x7f\ud800-\udfff]+")  # the names of streams that NATS accepts
 
 
-def permissions(*, user: NatsUser, form: Format, stream: str | None) -> None:
+def permissions(*, user: NatsUser, form: Format | None, as_json: bool, stream: str | None) -> None:
     """Print the subjects that a NATS user must be permitted, for the current settings."""
+    if as_json and form not in (None, Format.JSON):
+        fail(f"--json is --format json, and cannot be given with --format {form}; leave one of them out")
+    form = Format.JSON if as_json else form or Format.TEXT
     if stream is not None and not _STREAM.fullmatch(stream):
-        fail(f"--stream: {stream!r} cannot be a stream's name")
+        fail(f"--stream: {short(stream)!r} cannot be a stream's name")
     settings = load_settings({**NO_DATABASE, **servers_of(named_dev())})
     nats_of_quotas = settings.quotas.nats if user is NatsUser.QUOTAS else None
     nats = nats_of_quotas or settings.nats

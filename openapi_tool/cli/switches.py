@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from openapi_tool.bootstrap import Bootstrap
 from openapi_tool.cli.gateway_state import selected_state, with_state
+from openapi_tool.cli.given_names import check_given
 from openapi_tool.cli.kernel import command_about_same
 from openapi_tool.cli.nats_connection import ask_replicas, with_nats
 from openapi_tool.cli.output import fail, print_json, print_status
@@ -115,6 +116,7 @@ def disabled(*, as_json: bool, state: Path | None = None) -> None:
 
 def _switch(name: str | None, project: str | None, reason: str, by: str | None, *, all_projects: bool) -> Switch:
     """Return the switch that the options describe; exit with 2 if one of them is invalid."""
+    check_given("NAME", name, "name of a tool, or leave NAME out for all tools")
     is_one_project = project is not None
     if is_one_project == all_projects:
         fail("name either --project P or --all-projects")

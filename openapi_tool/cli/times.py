@@ -6,6 +6,7 @@ import re
 from datetime import UTC, datetime, timedelta
 
 from openapi_tool.cli.output import fail
+from openapi_tool.tools.wording import short
 
 _SPAN = re.compile(r"(?P<number>[0-9]{1,4}+)(?P<unit>[dhm])")  # 7d
 _UNITS = {"d": "days", "h": "hours", "m": "minutes"}
@@ -25,7 +26,7 @@ def time_after(text: str, now: datetime, option: str) -> datetime:
     try:
         return now + span
     except OverflowError:
-        fail(f"{option} {text!r} is too far away")
+        fail(f"{option} {short(text)!r} is too far away")
 
 
 def _span(text: str) -> timedelta | None:
@@ -40,4 +41,5 @@ def _absolute(text: str, option: str) -> datetime:
             moment = moment.replace(tzinfo=UTC)
         return moment.astimezone(UTC)
     except (ValueError, OverflowError):
-        fail(f"{option} {text!r} is neither a span such as 7d, 24h or 30m nor a date or time such as 2030-01-31T12:00")
+        wanted = "neither a span such as 7d, 24h or 30m nor a date or time such as 2030-01-31T12:00"
+        fail(f"{option} {short(text)!r} is {wanted}")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rich.table import Table
 
 from openapi_tool.cli.gateway_state import chosen_state, say_default_file
+from openapi_tool.cli.given_names import check_given
 from openapi_tool.cli.nats_connection import with_nats
 from openapi_tool.cli.output import fail, print_json, print_line, print_status
 from openapi_tool.cli.tables import cell, output
@@ -58,7 +59,11 @@ def create(
     until = time_after(expires, now, "--expires").timestamp() if expires else None
     if until is not None and until <= now.timestamp():
         fail("--expires must be in the future")
-    patterns = [pattern for option in tools for pattern in option.split(",") if pattern]
+    patterns = [pattern for option in tools for pattern in option.split(",") if pattern.strip()]
+    for pattern in patterns:
+        check_given("--tools", pattern, "name or pattern of tools")
+    if tools and not patterns:
+        fail("--tools: names no tool; leave it out for all tools, or give names or patterns such as jina_*")
     try:
         text, token_id, token = new_token(project, agent, tuple(patterns) or ("*",), any_agent=any_agent, expires=until)
     except TokensInvalid as error:

@@ -12,6 +12,7 @@ import typer
 from rich.text import Text
 
 from openapi_tool.cli.definition_files import LINT_FAILED, LocatedProblem, file_count, lint_files, load_definitions
+from openapi_tool.cli.given_names import check_given
 from openapi_tool.cli.options import ExportFormat
 from openapi_tool.cli.output import USAGE, fail, print_json, print_line, print_status
 from openapi_tool.cli.tables import cell, output
@@ -51,6 +52,7 @@ def _coloured(located: LocatedProblem) -> Text:
 
 def render(file: Path, *, project: str, as_json: bool) -> None:
     """Print the row that will be stored for a project, and the schema that a model will see."""
+    check_given("--project", project, "project id")
     definition, *others = load_definitions([file])
     if others:
         fail(f"{file} holds {1 + len(others)} definitions; give a file with one", LINT_FAILED)

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from openapi_tool.cli.definition_files import load_definitions
+from openapi_tool.cli.given_names import check_given
 from openapi_tool.cli.output import USAGE, fail, print_json, print_line, print_status
 from openapi_tool.cli.registry import FAILED, Registry, confirmed, run_with
 from openapi_tool.cli.tables import Rows, output
@@ -80,9 +81,19 @@ def apply(
 
 
 def _projects(named: Sequence[str], file: Path | None) -> list[str]:
-    lines = file.read_text(encoding="utf-8").splitlines() if file else []
-    listed = [line.partition("#")[0].strip() for line in lines]
-    projects = list(dict.fromkeys(name for name in (*named, *listed) if name))  # each once, in their order
+    lines: list[str] = []
+    if file is not None:
+        try:
+            lines = file.read_text(encoding="utf-8").splitlines()
+        except OSError as error:
+            fail(f"--projects-file: {file}: cannot be read: {error.strerror}", USAGE)
+        except UnicodeDecodeError:
+            fail(f"--projects-file: {file}: is not UTF-8 text; name a file with one project per line", USAGE)
+    listed = [name for line in lines if (name := line.partition("#")[0].strip())]
+    for option, names in (("--project", named), (f"--projects-file: {file}", listed)):
+        for name in names:
+            check_given(option, name, "project id")
+    projects = list(dict.fromkeys((*named, *listed)))  # each once, in their order
     return projects or fail("name a project: --project P or --projects-file FILE", USAGE)
 
 

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import typer
 
 from openapi_tool.bootstrap import tool_secrets
+from openapi_tool.cli.given_names import check_given
 from openapi_tool.cli.kernel import NO_DATABASE
 from openapi_tool.cli.output import USAGE, fail, print_json, print_line
 from openapi_tool.cli.registry import FAILED, Registry, confirmed, dev_of_registry, registry_project, run_with
@@ -26,12 +27,15 @@ from openapi_tool.tools.registry import RegistryError
 from openapi_tool.tools.stored_rows import as_yaml
 from openapi_tool.tools.wording import did_you_mean, short
 
+_PROJECT_ID = "project id"
+_TOOL_NAME = "name of a tool"
 _DESCRIPTION_CHARS = 60
 _NAMES_SHOWN = 20
 
 
 def list_(*, project: str | None, api: str | None, db: bool, as_json: bool) -> None:
     """Print the definitions of a project, and their mistakes as an executor with these settings sees them."""
+    check_given("--project", project, _PROJECT_ID)
     chosen = registry_project(project, api, db=db)
 
     async def read(registry: Registry, version: str | None) -> tuple[list[dict[str, Any]], str | None]:
@@ -55,6 +59,8 @@ def list_(*, project: str | None, api: str | None, db: bool, as_json: bool) -> N
 
 def show(tool: str, *, project: str | None, api: str | None, db: bool, as_json: bool) -> None:
     """Print one definition as YAML; keys pasted into it are masked."""
+    check_given("TOOL", tool, _TOOL_NAME)
+    check_given("--project", project, _PROJECT_ID)
     chosen = registry_project(project, api, db=db)
 
     async def read(registry: Registry, _: object) -> dict[str, Any]:
@@ -74,6 +80,9 @@ def delete(
     as_json: bool,
 ) -> None:
     """Delete definitions, after a check that all of them exist."""
+    for tool in tools:
+        check_given("TOOLS", tool, _TOOL_NAME)
+    check_given("--project", project, _PROJECT_ID)
 
     async def delete_all(registry: Registry, _: object) -> list[dict[str, Any]]:
         known = {row["tool_name"] for row in await registry.rows(project)}
@@ -98,7 +107,7 @@ def delete(
 async def _no_such_tool(registry: Registry, project: str, tool: str) -> NoReturn:
     known = [short(str(row["tool_name"])) for row in await registry.rows(project)]
     hint = did_you_mean(tool, known) or f"; its tools: {', '.join(known[:_NAMES_SHOWN]) or 'none'}"
-    fail(f"project {project} has no tool {tool!r}{hint}", USAGE)
+    fail(f"project {short(project)} has no tool {short(tool)!r}{hint}", USAGE)
 
 
 async def _deleted(registry: Registry, project: str, tool: str) -> dict[str, Any]:

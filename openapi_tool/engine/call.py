@@ -6,11 +6,11 @@ record in it what the call has used.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from pydantic import SecretStr
 
@@ -54,11 +54,12 @@ class Call:
     - `quota_namespace`: text before the project's name in the records of quotas; may be empty.
     - `number`: number of the call in this process, which no other call has.
 
-    Set by the engine (`recheck`) and the backend (`accounts`) before the first request:
+    Set by the engine (`recheck`, `known_budget`) and the backend (`accounts`) before the first request:
 
     - `recheck`: raises ToolError if the call may send no more requests, for example because an operator has disabled
       its tool meanwhile.
     - `accounts`: the accounts that its requests are charged to (`quotas/budgets.py`); None without budgets.
+    - `known_budget`: of a call with a cursor, which sends no request and has no accounts: what is known to be left.
 
     The backend adds, while requests run:
 
@@ -78,6 +79,7 @@ class Call:
     number: int = field(default_factory=_NUMBERS.__next__)
     recheck: Callable[[], None] | None = None
     accounts: CallAccounts | None = None
+    known_budget: Mapping[str, Any] | None = None
     spent: Usage = NO_USAGE
     attempts: list[UpstreamAttempt] = field(default_factory=list)
     permit_waits: list[tuple[float, float]] = field(default_factory=list)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from openapi_tool.engine.call import Call, CallMemory
 from openapi_tool.protocol.records import Artifact
@@ -35,6 +36,12 @@ class ToolBackend(Protocol):
         """Return the arguments without those that neither tool nor upstream knows.
 
         Only a definition that allows any argument (`takes_other_arguments`) lets such arguments through its schema.
+        """
+
+    def known_budget(self, definition: ToolDefinition, arguments: Arguments, call: Call) -> Mapping[str, Any] | None:
+        """Return what this process knows to be left of the budgets that apply to a call, without asking anybody.
+
+        Return None if it knows of none.
         """
 
     async def run(self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, call: Call) -> ToolOutput:

@@ -156,6 +156,7 @@ class ToolRunner:
             call.recheck = partial(self._check_switch, call.project, definition.tool_name)
             output = await self._backend.run(definition, arguments, deadline, call)
             return await self._pagination.show(call, definition, output, request.max_tokens)
+        call.known_budget = self._backend.known_budget(definition, arguments, call)
         if request.search is None:
             return await self._pagination.later_part(call, definition, request.cursor, request.max_tokens)
         # A search reads the whole text and may take seconds, and nothing in it ends at the deadline by itself.
@@ -259,7 +260,7 @@ def _log_fields(call: Call, tool_name: str) -> dict[str, Any]:
 
 
 def _remaining_budget(call: Call) -> Mapping[str, Any] | None:
-    return call.accounts.left() if call.accounts is not None else None
+    return call.known_budget if call.accounts is None else call.accounts.left()
 
 
 def _defect(call: Call, cause: Exception) -> InternalError:

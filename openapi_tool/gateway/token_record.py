@@ -178,6 +178,6 @@ def problems_of(error: ValidationError) -> list[str]:
     found = []
     for problem in error.errors(include_url=False, include_input=False):
         place = ".".join(map(str, problem["loc"]))  # of a file it begins with the token's id
-        message = problem["msg"].removeprefix("Value error, ")
+        message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
         found.append(f"{place}: {message}" if place else message)
     return found

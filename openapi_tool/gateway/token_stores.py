@@ -36,6 +36,10 @@ MAX_TOKENS = 10_000
 
 _MAX_FILE_BYTES = 16 * 2**20
 _MAX_SHOWN_PROBLEMS = 10
+_WANTED = (
+    "name a file of tokens: a JSON object of records by id, which "
+    "`openapi-tool tokens create --project P --file NEW` makes"
+)
 
 
 class TokenStore(Protocol):
@@ -109,7 +113,7 @@ class TokenFile:
 
     async def add(self, token_id: str, token: Token) -> None:
         """Store a new token; create a missing file."""
-        tokens = self._load() if self.path.exists() else {}
+        tokens = self._load(missing_is_empty=True)
         self._save(tokens | {token_id: token})
 
     async def revoke(self, token_id: str) -> bool:
@@ -120,13 +124,16 @@ class TokenFile:
         self._save(tokens | {token_id: revoked_now(tokens[token_id])})
         return True
 
-    def _load(self) -> dict[str, Token]:
+    def _load(self, *, missing_is_empty: bool = False) -> dict[str, Token]:
         try:
             return decoded_file(read_regular_file(self.path, _MAX_FILE_BYTES))
         except OSError as error:
-            raise TokensInvalid(f"{self.path}: cannot be read: {error.strerror or error}") from None
+            if missing_is_empty and isinstance(error, FileNotFoundError):
+                return {}
+            raise TokensInvalid(f"{self.path}: cannot be read: {error.strerror or error}; {_WANTED}") from None
         except ValidationError as error:
-            raise TokensInvalid(f"{self.path}: {'; '.join(problems_of(error)[:_MAX_SHOWN_PROBLEMS])}") from None
+            problems = "; ".join(problems_of(error)[:_MAX_SHOWN_PROBLEMS])
+            raise TokensInvalid(f"{self.path}: {problems}; {_WANTED}") from None
 
     def _save(self, tokens: Mapping[str, Token]) -> None:
         records = {token_id: asdict(token) for token_id, token in tokens.items()}

@@ -130,12 +130,13 @@ class UpstreamSender:
         item, permit, context = attempt.item, attempt.permit, attempt.context
         request = item.timed_request()  # its `timeout` is the time that is left now
         record = UpstreamAttempt(time.monotonic(), request.method, request.host, resends=attempt.number - 1)
+        attempt.record = record
         context.record_attempt(record)
         item.call.slot.sending()  # from now on a process that is to stop waits for this call
         UPSTREAM_WAITS.begin(record)
         try:
-            # The client calls `permit.connected` once the request has a connection, which sets `permit.is_sent`.
-            result = await self._client.fetch(request, permit.key, item.deadline, context, permit.connected)
+            # The client calls `connected` once the request has a connection, which sets `permit.is_sent`.
+            result = await self._client.fetch(request, permit.key, item.deadline, context, attempt.connected)
         except ToolError as error:
             _record_end(record, context, error.code)
             if permit.is_sent:
@@ -166,7 +167,7 @@ class UpstreamSender:
         self._refused_keys.record(attempt.key_use, error.http_status)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class _Attempt:
     """One attempt to send the request of an item, which has its permit and its reservation.
 
@@ -174,6 +175,7 @@ class _Attempt:
     - `reservation`: None without budgets.
     - `context`: that of the request, which all its attempts share.
     - `meter`: counts the cost of the item.
+    - `record`: what the call shows of it; None before it is sent.
     """
 
     item: PreparedItem
@@ -182,6 +184,13 @@ class _Attempt:
     reservation: Reservation | None
     context: RequestContext
     meter: Meter
+    record: UpstreamAttempt | None = None
+
+    def connected(self) -> None:
+        """Record that the request has its connection: from now on it counts as sent."""
+        self.permit.connected()
+        if self.record is not None:
+            self.record.is_sent = True
 
     @property
     def estimated_tokens(self) -> int:

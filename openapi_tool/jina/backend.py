@@ -10,7 +10,7 @@ The engine calls `JinaBackend.run` (`engine/ports.py`). For each item it does th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -101,12 +101,19 @@ class JinaBackend:
 
     def _accounts(self, definition: ToolDefinition, arguments: Arguments, call: Call) -> CallAccounts | None:
         """Return the accounts that the call is charged to; None if neither settings nor definition set a budget."""
+        budgets = self._budgets_of(definition)
+        return None if budgets is None else budgets.accounts_of(_spender(definition, arguments, call))
+
+    def known_budget(self, definition: ToolDefinition, arguments: Arguments, call: Call) -> Mapping[str, Any] | None:
+        """Return what is known to be left of the call's budgets (`ToolBackend.known_budget`)."""
+        budgets = self._budgets_of(definition)
+        return None if budgets is None else budgets.known_left(_spender(definition, arguments, call)) or None
+
+    def _budgets_of(self, definition: ToolDefinition) -> Budgets | None:
+        """Return the budgets; None if neither settings nor definition set one."""
         budgets = self._budgets
-        if budgets is None or not (budgets.limited or definition.budget is not None):
-            return None
-        project, agent = call.quota_agent
-        spender = Spender(project, agent, arguments.session_identity, definition.tool_name, definition.budget)
-        return budgets.accounts_of(spender)
+        is_limited = budgets is not None and (budgets.limited or definition.budget is not None)
+        return budgets if is_limited else None
 
     async def _run_batch(
         self, items: Sequence[str], definition: ToolDefinition, arguments: Arguments, deadline: Deadline, call: Call
@@ -163,6 +170,11 @@ class JinaBackend:
         if tokens <= self._options.tools.cost_note_tokens:
             return output
         return replace(output, cost_advice=cost_advice(definition, arguments, batch, tokens))
+
+
+def _spender(definition: ToolDefinition, arguments: Arguments, call: Call) -> Spender:
+    project, agent = call.quota_agent
+    return Spender(project, agent, arguments.session_identity, definition.tool_name, definition.budget)
 
 
 async def _wait_for_all(tasks: Sequence[asyncio.Task[Any]]) -> None:

@@ -37,6 +37,7 @@ from openapi_tool.tools.placeholders import is_template, texts_in
 from openapi_tool.tools.problems import Path, Problem
 from openapi_tool.tools.result_request import request_problems, requested_cursor, tokens_problems
 from openapi_tool.tools.schema import visible_schema
+from openapi_tool.tools.wording import short
 from openapi_tool.tools.yaml_source import Source
 
 
@@ -271,9 +272,8 @@ class _SampleCalls:
             parameter = self.endpoint.find(name)
             for other in shown:
                 if parameter and self.endpoint.find(other) is parameter:
-                    yield Problem(
-                        (*ARGS_PATH, "fixed", name), f"a model is shown the same parameter as {other!r}; take one out"
-                    )
+                    message = f"a model is shown the same parameter as {short(other)!r}; take one out"
+                    yield Problem((*ARGS_PATH, "fixed", name), message)
 
     def _open_schema_problems(self) -> Iterator[Problem]:
         """Check that the schema refuses arguments that it does not declare, and declares `cursor` if it does."""
@@ -307,10 +307,10 @@ class _SampleCalls:
                 f"lacks {wanted!r}, without which no call can work; declare it, or set it in options.args",
             )
         elif self.paginates and CURSOR in self.shown and shown[0] in required:
-            message = f"names {shown[0]!r}, which is ignored beside a cursor; take it out of `required`"
+            message = f"names {short(shown[0])!r}, which is ignored beside a cursor; take it out of `required`"
             yield Problem(path, message, warning=True)
         elif CURSOR not in self.shown and shown[0] not in required:
-            yield Problem(path, f"should name {shown[0]!r}: no call works without it; add it", warning=True)
+            yield Problem(path, f"should name {short(shown[0])!r}: no call works without it; add it", warning=True)
 
     def _is_parameter(self, name: str, wanted: str | None) -> bool:
         """Return whether `name` sets the same as `wanted`, a parameter or the list of a batch."""

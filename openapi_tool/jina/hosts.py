@@ -17,6 +17,7 @@ from urllib.parse import unquote
 
 from openapi_tool.jina.ip_notations import compared_address
 from openapi_tool.protocol.errors import TargetRefused
+from openapi_tool.tools.wording import short
 
 EXCLUDED = "-site:"
 """Operator of the upstream's query before each excluded site."""
@@ -122,7 +123,7 @@ def belongs_to(host: str, sites: tuple[str, ...]) -> bool:
 
 def denied_target(host: str) -> TargetRefused:
     """Return the error for a page of a host that the operator denies."""
-    return TargetRefused(f"url: {host!r} is denied by the operator of this service. Use another source.")
+    return TargetRefused(f"url: {short(host)!r} is denied by the operator of this service. Use another source.")
 
 
 def is_lookalike(host: str) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from openapi_tool.jina.endpoints import ENDPOINTS, Endpoint
 from openapi_tool.jina.parameters import REFUSED
-from openapi_tool.tools.argument_names import fold
+from openapi_tool.tools.argument_hints import hint
+from openapi_tool.tools.argument_names import fold, probably_meant
 from openapi_tool.tools.catalogue import CATALOGUE, BuiltInTool
 from openapi_tool.tools.lint import PROPERTIES_PATH
 from openapi_tool.tools.problems import Path, Problem
@@ -14,7 +16,7 @@ from openapi_tool.tools.wording import any_of, did_you_mean
 
 
 def with_hint(problem: Problem, tool: BuiltInTool, endpoint: Endpoint) -> Problem:
-    """Return the problem of a name with what to do: another place for it, another tool, or a similar name.
+    """Return the problem of a name with what to do: another place for it, another tool, or the name that is meant.
 
     The name is the end of the problem's path. `tool` and `endpoint` are those of the definition.
     """
@@ -39,7 +41,19 @@ def _hint(problem: Problem, tool: BuiltInTool, endpoint: Endpoint) -> str:
     other_tools = _tools_that_take(name)
     if other_tools:
         return f"; it is one of {other_tools}"
-    return did_you_mean(name, _known_names(problem.path, tool, endpoint)) or "; take it out"
+    return _hint_of_similar(problem, _known_names(problem.path, tool, endpoint))
+
+
+def _hint_of_similar(problem: Problem, known: Sequence[str]) -> str:
+    """Return what to give in place of the name: for an argument what a call would be told."""
+    name = str(problem.path[-1])
+    if "headers" in problem.path:
+        return did_you_mean(name, known) or "; take it out"
+    instead = hint(fold(name), set(map(fold, known)))  # of a model's argument the message has it already
+    if instead:
+        return "; take it out" if instead in problem.message else f"; {instead}; take it out"
+    meant = probably_meant(name, known)
+    return f"; did you mean {meant!r}?" if meant else did_you_mean(name, known) or "; take it out"
 
 
 def _tools_that_take(name: str) -> str:

@@ -20,6 +20,7 @@ from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.nats_client.connection import outage_as_unavailable
 from openapi_tool.protocol.errors import Unanswerable, Unavailable
 from openapi_tool.protocol.subjects import doorbell_subject, parse_command_subject
+from openapi_tool.tools.wording import short
 
 # cg.v1r4.proj_dev.public.cmd.tool.jina.search, without wildcards and without placeholders such as {project_id}
 _SUBJECT = re.compile(r"[^\s.*>{}]+(\.[^\s.*>{}]+)+")
@@ -109,7 +110,7 @@ async def _tool(caller: Caller, project_id: str, tool_name: str) -> Mapping[str,
     if not tools:
         rows = await caller.database.fetch("select distinct project_id from resource.tools")
         known = _listed(row["project_id"] for row in rows)
-        raise DevError(f"there is no project {project_id!r} with tools; projects with tools: {known}")
+        raise DevError(f"there is no project {short(project_id)!r} with tools; projects with tools: {known}")
     _require("tool", tool_name, project_id, tools)
     return tools[tool_name]
 
@@ -125,7 +126,7 @@ async def _worker_target(caller: Caller, project_id: str, agent_id: str) -> str:
 
 def _require(kind: str, name: str, project_id: str, known: Collection[str]) -> None:
     if name not in known:
-        raise DevError(f"project {project_id!r} has no {kind} {name!r}; its {kind}s: {_listed(known)}")
+        raise DevError(f"project {short(project_id)!r} has no {kind} {short(name)!r}; its {kind}s: {_listed(known)}")
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -144,7 +145,8 @@ def _subject(version: str, tool: Mapping[str, Any], ids: Mapping[str, str]) -> s
     except Unanswerable:
         version_of_subject = None
     if version_of_subject != version or not _SUBJECT.fullmatch(subject):
-        raise DevError(f"{tool['tool_name']!r} cannot be called: {subject!r} is no subject of a {version} tool command")
+        name = short(tool["tool_name"])
+        raise DevError(f"{name!r} cannot be called: {short(subject)!r} is no subject of a {version} tool command")
     return subject
 
 
@@ -154,7 +156,7 @@ async def _check_stream(caller: Caller, subject: str, *, real_kernel_allowed: bo
         name = await jetstream.find_stream_name_by_subject(subject)
     except NotFoundError:
         raise DevError(
-            f"no stream captures {subject}; the kernel or an executor creates it at its start: "
+            f"no stream captures {short(subject)}; the kernel or an executor creates it at its start: "
             "openapi-tool top shows which executors run, openapi-tool check what they lack"
         ) from None
     if not real_kernel_allowed:

@@ -5,6 +5,8 @@ It would take the message for one of another kind, or answer with the text of a 
 
 from __future__ import annotations
 
+from mcp_types import jsonrpc_message_adapter
+from pydantic import ValidationError
 from pydantic_core import from_json
 
 
@@ -16,11 +18,14 @@ def problem_of(message: bytes) -> str:
         return ""  # the SDK answers what is no JSON
     if isinstance(value, list):
         return "several messages in one are not served; send each by itself"
-    if not isinstance(value, dict) or "method" not in value or "id" not in value:
-        return ""  # it is no request
-    request_id = value["id"]
-    is_right_id = isinstance(request_id, str | int) and not isinstance(request_id, bool)
-    if is_right_id:
-        return ""
-    # The SDK takes such a request for a notification and does not answer it; so the client would wait for ever.
-    return "the id of a request must be a text or a whole number"
+    if isinstance(value, dict) and "method" in value and "id" in value:
+        request_id = value["id"]
+        is_right_id = isinstance(request_id, str | int) and not isinstance(request_id, bool)
+        if not is_right_id:
+            # The SDK takes such a request for a notification and does not answer it; so the client would wait for ever.
+            return "the id of a request must be a text or a whole number"
+    try:
+        jsonrpc_message_adapter.validate_python(value, by_name=False)
+    except ValidationError:  # its text names classes and fields of a library
+        return "the body is no JSON-RPC message; send an object with jsonrpc: 2.0, a method, and an id to get an answer"
+    return ""

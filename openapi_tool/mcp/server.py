@@ -13,12 +13,14 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import anyio
-from mcp.server.context import ServerRequestContext
+from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.lowlevel import NotificationOptions, Server
 from mcp.server.models import InitializationOptions
 from mcp.server.session import ServerSession
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ToolsListChanged
+from mcp.shared.exceptions import MCPError
 from mcp_types import (
+    METHOD_NOT_FOUND,
     CallToolRequestParams,
     CallToolResult,
     ListToolsResult,
@@ -36,9 +38,11 @@ from openapi_tool.gateway.calls import Gateway
 from openapi_tool.gateway.tools import GatewayTool
 from openapi_tool.mcp.results import as_mcp_result, as_mcp_tool
 from openapi_tool.tools.exports import system_role
+from openapi_tool.tools.wording import short
 
 NAME = "openapi-tool"
 _PROGRESS_S = 1.0  # between two reports of a call's progress
+_MAX_METHOD_CHARS = 200  # of a name that an error may repeat
 
 Context = ServerRequestContext[Any, Any]
 """What the SDK knows of a request: its id, its session, and what the transport adds."""
@@ -75,7 +79,7 @@ class McpServer:
     def server(self, described: Sequence[GatewayTool]) -> Server[Any]:
         """Return the SDK's server. Its instructions for models describe these tools; without any it has none."""
         shown = [tool.shown for tool in described]
-        return Server(
+        server: Server[Any] = Server(
             NAME,
             version=__version__,
             title="Web search and reading",
@@ -86,6 +90,8 @@ class McpServer:
             on_subscriptions_listen=self._listen,
             get_tool_input_schema=self._schema_of,
         )
+        server.middleware.append(_refuse_long_method)
+        return server
 
     async def _list_tools(self, context: Context, params: PaginatedRequestParams | None) -> ListToolsResult:
         del params  # all tools are one page
@@ -131,6 +137,13 @@ class McpServer:
     def end_subscriptions(self) -> None:
         """End the open streams of clients that have subscribed; called when the server is about to stop."""
         self._listeners.close()
+
+
+async def _refuse_long_method(ctx: Context, call_next: CallNext) -> HandlerResult:
+    """Refuse a request by a name that is too long for any method; the SDK's error would repeat it whole."""
+    if ctx.request_id is not None and len(ctx.method) > _MAX_METHOD_CHARS:
+        raise MCPError(METHOD_NOT_FOUND, "Method not found", short(ctx.method))
+    return await call_next(ctx)
 
 
 def initialization(server: Server[Any]) -> InitializationOptions:

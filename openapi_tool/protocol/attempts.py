@@ -13,10 +13,11 @@ MAX_ATTEMPTS = 64
 
 @dataclass(slots=True)
 class UpstreamAttempt:
-    """One upstream request.
+    """One attempt to send an upstream request.
 
-    - `began`: when it was sent, in seconds on the monotonic clock.
-    - `resends`: how often the same request was sent before.
+    - `began`: when it began, in seconds on the monotonic clock.
+    - `resends`: how often the same request was tried before.
+    - `is_sent`: whether the request has got a connection; without one it is none, and costs nothing.
     - `seconds`: how long it took; None until it has ended.
     - `http_status`: None without a response.
     - `error_code`: None without an error.
@@ -29,11 +30,17 @@ class UpstreamAttempt:
     seconds: float | None = None
     http_status: int | None = None
     error_code: str | None = None
+    is_sent: bool = False
 
     def end(self, now: float, error_code: str | None = None) -> None:
         """Record the end at `now`, on the monotonic clock."""
         self.seconds = now - self.began
         self.error_code = error_code
+
+
+def requests_sent(attempts: Sequence[UpstreamAttempt]) -> int:
+    """Return the number of requests, which is less than that of the attempts if some got no connection."""
+    return sum(attempt.is_sent for attempt in attempts)
 
 
 def attempt_objects(attempts: Sequence[UpstreamAttempt]) -> list[AttemptObject]:

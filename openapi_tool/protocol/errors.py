@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal, TypeVar
 
+from openapi_tool.protocol.abridging import abridged
 from openapi_tool.protocol.result_objects import ErrorObject
 
 E = TypeVar("E", bound=BaseException)
 
 Status = Literal["success", "failed", "timeout"]
+_MAX_MESSAGE_CHARS = 6_000
+"""Characters of a message: `tools/problems.py` lists 20 problems of 200 characters."""
+
 _IN_MESSAGE = frozenset({"problems", "results"})
 """Members of `detail` whose texts are also in the message.
 
@@ -61,7 +65,7 @@ class ToolError(ExecutorError):
         max_retries: int = 0,
         http_status: int | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(abridged(message, _MAX_MESSAGE_CHARS))
         self.detail = detail
         if retryable is not None:
             self.retryable = retryable
@@ -71,12 +75,12 @@ class ToolError(ExecutorError):
 
     @property
     def message(self) -> str:
-        """What the model sees. To set another message also changes `str(error)`."""
+        """What the model sees, of bounded length. To set another message also changes `str(error)`."""
         return str(self.args[0])
 
     @message.setter
     def message(self, message: str) -> None:
-        self.args = (message,)
+        self.args = (abridged(message, _MAX_MESSAGE_CHARS),)
 
     def as_error(self) -> ErrorObject:
         """Return the `error` object of a tool.result card."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from openapi_tool.protocol.abridging import abridged
 from openapi_tool.protocol.errors import Unanswerable
 from openapi_tool.protocol.ids import MAX_ID_BYTES, is_too_long
 
@@ -42,15 +43,20 @@ class CommandSubject:
 def parse_command_subject(subject: str) -> CommandSubject:
     """Parse a `cmd.tool` subject. Raises Unanswerable for any other subject and for control characters."""
     if _FORBIDDEN.search(subject):
-        raise Unanswerable("bad_subject", f"{subject!r} holds a control character or bytes that are not UTF-8")
+        raise Unanswerable("bad_subject", f"{_shown(subject)!r} holds a control character or bytes that are not UTF-8")
     match subject.split(".", _TOKENS_BEFORE_SUFFIX):
         case ["cg", version, project_id, channel_id, "cmd", "tool", target, suffix]:
             parsed = CommandSubject(version, project_id, channel_id, target, suffix)
         case _:
-            raise Unanswerable("bad_subject", f"{subject!r} is not a tool command's subject")
+            raise Unanswerable("bad_subject", f"{_shown(subject)!r} is not a tool command's subject")
     if is_too_long(parsed.project_id) or is_too_long(parsed.channel_id):
-        raise Unanswerable("bad_subject", f"project or channel of {subject!r} is longer than {MAX_ID_BYTES} bytes")
+        problem = f"project or channel of {_shown(subject)!r} is longer than {MAX_ID_BYTES} bytes"
+        raise Unanswerable("bad_subject", problem)
     return parsed
+
+
+def _shown(subject: str) -> str:
+    return abridged(subject, 2 * _MAX_SHOWN_CHARS)
 
 
 def subject_in_version(subject: str, version: str) -> str:

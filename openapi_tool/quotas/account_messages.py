@@ -58,12 +58,13 @@ class AccountMessages:
     # For the model.
 
     def nearly_used_up(self, use: BudgetUse) -> str:
-        """Return the note that a result gets when little is left."""
+        """Return the note that a result gets when little or nothing is left."""
         left = use.left()
         limited = [kind for kind in AccountLimit._fields if kind in left]
         rests = " and ".join(f"{left[f'{kind}_left']:,} of {left[kind]:,} {kind}" for kind in limited)
         renews = f"; it renews at {self.period.renews}" if self.period.renews else ""
-        return f"[The budget {self._owner_text} is nearly used up: {rests} are left{renews}.]"
+        nearly = "nearly " if all(left[f"{kind}_left"] for kind in limited) else ""
+        return f"[The budget {self._owner_text} is {nearly}used up: {rests} are left{renews}.]"
 
     def held(self, use: BudgetUse, need: Amount, retry_after_s: int) -> BudgetExceeded:
         """Return the error of a request for which too little is left until others have ended."""

@@ -88,6 +88,16 @@ class Budgets:
             accounts += self._open(spender, spender.tool_limits, spender.tool)
         return CallAccounts(self, (spender.project, spender.tool), accounts) if accounts else None
 
+    def known_left(self, spender: Spender) -> dict[str, Any]:
+        """Return what is left of the accounts of a call that this process has read: it opens none, and reads none."""
+        now = self.clock()
+        needed = self._needed(spender, self._limits_of(spender.project), "")
+        if spender.tool_limits is not None:
+            needed += self._needed(spender, spender.tool_limits, spender.tool)
+        names = [account_id.record_name(self._period(account_id.scope, now)) for account_id, _ in needed]
+        open_accounts = [account for name in names if (account := self._accounts.get(name)) is not None]
+        return _left_of([account for account in open_accounts if account.was_read])
+
     def on_change(self, name: str, stored: Stored) -> None:
         """Adopt a record that another replica wrote, or that all were deleted."""
         if name == ALL_RECORDS:
@@ -134,13 +144,19 @@ class Budgets:
     def _open(self, spender: Spender, limits: BudgetLimits, tool: str, scopes: Sequence[str] = SCOPES) -> list[Account]:
         """Return the accounts of a caller for which `limits` has a budget; `tool` is as in `AccountId`."""
         now = self.clock()
+        needed = self._needed(spender, limits, tool, scopes)
+        return [self._account(account_id, limit, now) for account_id, limit in needed]
+
+    def _needed(
+        self, spender: Spender, limits: BudgetLimits, tool: str, scopes: Sequence[str] = SCOPES
+    ) -> list[tuple[AccountId, AccountLimit]]:
+        """Return the id of each account that `_open` returns, with its budget."""
         owners = {"session": spender.session, "agent_day": spender.agent}
         found = []
         for scope in scopes:
             limit = AccountLimit(*limits.of(scope))
             if limit != (None, None):
-                account_id = AccountId(scope, spender.project, owners.get(scope, ""), tool)
-                found.append(self._account(account_id, limit, now))
+                found.append((AccountId(scope, spender.project, owners.get(scope, ""), tool), limit))
         return found
 
     def _account(self, account_id: AccountId, limit: AccountLimit, now: float) -> Account:
@@ -232,17 +248,22 @@ class CallAccounts:
 
     def left(self) -> dict[str, Any]:
         """Return what is left of each account by scope; accounts of the tool's definition are under `tool`."""
-        found: dict[str, Any] = {}
-        for account in self._accounts:
-            place = found.setdefault("tool", {}) if account.id.tool else found
-            place[account.id.scope] = account.left()
-        return found
+        return _left_of(self._accounts)
 
     @property
     def note(self) -> str:
         """Text for the model about accounts that are nearly used up."""
         notes = [account.note for account in self._accounts]
         return "".join(f"\n\n{note}" for note in notes if note)
+
+
+def _left_of(accounts: Sequence[Account]) -> dict[str, Any]:
+    """Return what is left of each account by scope; accounts of a tool's definition are under `tool`."""
+    found: dict[str, Any] = {}
+    for account in accounts:
+        place = found.setdefault("tool", {}) if account.id.tool else found
+        place[account.id.scope] = account.left()
+    return found
 
 
 @dataclass(slots=True)

@@ -174,7 +174,7 @@ class KeyLimit(SharedRecord):
         return self.group.waiting if self is self.group.limits[0] else FairQueue()
 
     def sent_in_window(self) -> int:
-        """Return the number of requests that this process sent in the last 60 s."""
+        """Return the number of requests that this process sent in the last 60 s, with those that wait to be sent."""
         return len(self._sent.counting(self.now()))
 
     def wait_s(self, place: int) -> float:
@@ -228,6 +228,10 @@ class KeyLimit(SharedRecord):
         self.trial = False
         return is_trial
 
+    def not_sent(self, at: float) -> None:
+        """Do not count the request of a permit that was given at the time `at`, and is given back."""
+        self._sent.forget(at)
+
     def sent_late(self, attempt: Attempt) -> None:
         """Count an attempt, which is sent now, from now on if its permit is `INTERVAL_S` old or older."""
         now = self.now()
@@ -240,6 +244,8 @@ class KeyLimit(SharedRecord):
         if attempt.cost is not None:
             return
         attempt.cost = attempt.need if cost is None else cost
+        if cost == NOTHING:
+            self.not_sent(attempt.at)
         if cost is not None and cost != NOTHING:
             self._durations.append(self.now() - attempt.at)
             self._learn_tokens(attempt, cost.tokens)

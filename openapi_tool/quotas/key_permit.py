@@ -65,6 +65,8 @@ class KeyPermit(Permit):
 
     def unsent(self) -> None:
         """Give the permit back: the request is not sent."""
+        if self._attempt is None and not self._has_ended:
+            self._limit.not_sent(self.sent_at)
         self._settle(NOTHING)
         self._end_trial()
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from openapi_tool.protocol.attempts import UpstreamAttempt, upstream_seconds
+from openapi_tool.protocol.attempts import UpstreamAttempt, requests_sent, upstream_seconds
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.metrics import project_label
 
@@ -94,7 +94,7 @@ def record_finished(facts: CallFacts) -> None:
             "turn_ms": round(facts.turn_s * 1000),
             "http_status": facts.http_status,
             "tokens": facts.tokens,
-            "requests": len(facts.attempts),
+            "requests": requests_sent(facts.attempts),
             "cached": facts.cached,
             "attempt": facts.delivery_attempt,
         },

@@ -21,7 +21,7 @@ from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
 from opentelemetry.trace import SpanKind, StatusCode, TraceState
 
 from openapi_tool import __version__
-from openapi_tool.protocol.attempts import UpstreamAttempt
+from openapi_tool.protocol.attempts import UpstreamAttempt, requests_sent
 from openapi_tool.protocol.tracing import SpanContext, TraceLink
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.calls import CallFacts
@@ -175,7 +175,7 @@ def _call_attributes(facts: CallFacts) -> Attributes:
         "openapi_tool.built_in": facts.tool,
         "openapi_tool.status": facts.status,
         "openapi_tool.tokens": facts.tokens,
-        "openapi_tool.requests": len(facts.attempts),
+        "openapi_tool.requests": requests_sent(facts.attempts),
         "openapi_tool.cached": facts.cached,
         "openapi_tool.truncated": facts.truncated,
         "openapi_tool.delivery_attempt": facts.delivery_attempt,

@@ -114,6 +114,25 @@ async def test_json_is_one_object_with_everything(call: Call, start_executor: St
         assert 0 <= answer["times"]["committed"] <= answer["times"]["doorbell"] + 50
 
 
+@requirement("cli.call", "cli.names")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ('{"query": "a\\u0000b"}', "query: contains NUL, which PostgreSQL cannot store; leave it out"),
+        ('{"a": [{"b": "\\u0000"}]}', "a item 1.b: contains NUL, which PostgreSQL cannot store; leave it out"),
+        ('{"a\\u0000b": 1}', "a\\x00b: contains NUL, which PostgreSQL cannot store; leave it out"),
+        ('{"a":' * 250 + "1" + "}" * 250, "the arguments are nested deeper than 200 levels; flatten them"),
+        ("@", "names no file; give it as @FILE"),
+    ],
+)
+async def test_arguments_that_cannot_be_stored_are_a_wrong_option(
+    call: Call, caller: Caller, arguments: str, message: str
+) -> None:
+    result = await call("jina_search", *HERE, "--args", arguments)
+    assert (result.exit_code, result.stderr) == (2, f"openapi-tool: --args: {message}\n")
+    assert await written(caller) == 0
+
+
 @requirement("cli.call")
 async def test_a_failure_is_shown_with_code_message_and_whether_to_retry(
     call: Call, caller: Caller, start_executor: StartExecutor
@@ -162,10 +181,9 @@ async def test_mistakes_are_reported_before_anything_is_written(
 @requirement("cli.call")
 async def test_a_call_that_the_database_refuses_leaves_no_rows(call: Call, caller: Caller) -> None:
     await caller.database.execute("alter table state.execution_edges add check (primitive <> 'tool_call')")
-    for arguments in (RECORDED_ARGUMENTS, '{"query": "\\u0000"}'):
-        result = await call("jina_search", *HERE, "--args", arguments)
-        assert result.exit_code == 2
-        assert "cannot use PostgreSQL or NATS" in result.stderr
+    result = await call("jina_search", *HERE, "--args", RECORDED_ARGUMENTS)
+    assert result.exit_code == 2
+    assert "cannot use PostgreSQL or NATS" in result.stderr
     assert await written(caller) == 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
@@ -16,6 +17,7 @@ from typer.testing import CliRunner, Result
 from openapi_tool.cli import app
 from openapi_tool.gateway.calls import Gateway
 from openapi_tool.gateway.state import BUDGETS_TTL_S
+from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.local.stack import UpstreamDouble
 from openapi_tool.options.budgets import BudgetOptions
 from openapi_tool.protocol.errors import Unavailable
@@ -167,6 +169,41 @@ async def test_inspect_shows_a_call_and_says_what_it_has_no_data_for(
     assert (local.exit_code, "project 'local' has no call" in local.stderr) == (2, True)
     foreign = await run("inspect", ids[0], "--project", "another")
     assert foreign.exit_code == 2
+
+
+@requirement("gateway.commands", "cli.limits", "budgets.calls")
+async def test_what_gets_no_connection_is_no_request_anywhere(
+    opened: OpenGateway,
+    state: Path,
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def unresolved(*_: Any, **__: Any) -> list[Any]:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    caplog.set_level("INFO")
+    settings: dict[str, Any] = {
+        "budgets": {"project_day_requests": 100},
+        "limits": {"reader_requests_per_minute": 100},
+        "retry": {"max_retries": 2},
+    }
+    async with opened(state, **settings) as gateway:
+        with monkeypatch.context() as patch:
+            patch.setattr(LoopbackResolver, "resolve", unresolved)
+            answer = await gateway.call(ME, "jina_read", {"url": PAGE})
+        assert (await gateway.call(ME, "jina_read", {"url": PAGE})).fields.error is None
+        [limit] = json.loads((await run("limits", "--json")).stdout)["limits"]
+        table = (await run("limits")).stdout
+        [budget] = json.loads((await run("budgets", "--json")).stdout)["budgets"]
+    assert answer.fields.error_code == "upstream_unavailable"
+    assert len(answer.facts["attempts"]) == 3
+    finished = [vars(record) for record in caplog.records if vars(record).get("action") == "call.finished"]
+    assert [record["requests"] for record in finished] == [0, 1]
+    assert [each["sent_per_minute"] for each in limit["replicas"].values()] == [1]
+    _, endpoint, _, per_minute, *_ = table.rpartition("JINA_API_KEY")[2].split("│")  # of the last table
+    assert (endpoint.strip(), per_minute.strip()) == ("reader", "1")
+    assert budget["requests_left"] == 99
 
 
 @requirement("gateway.commands")

@@ -22,7 +22,7 @@ from openapi_tool.local.stack import UpstreamDouble
 from openapi_tool.protocol import errors
 from openapi_tool.tools.switches import ALL, Switch, Switches
 from tests.gateway.conftest import PAGE, Serve, Served, until
-from tests.gateway.test_mcp import CUSTOM
+from tests.gateway.test_mcp import CUSTOM, page_of
 from tests.requirements import requirement
 
 READ = "/v1/tools/jina_read"
@@ -111,6 +111,32 @@ async def test_a_problem_has_a_text_as_detail_and_numbers_beside_it(serve: Serve
     assert "call again" in problem["detail"]
     assert limited.headers["retry-after"] == str(problem["details"]["retry_after_s"])
     jsonschema_rs.validator_for(schema).validate(problem)
+
+
+@requirement("gateway.http", "budgets.calls")
+async def test_a_result_without_a_request_has_the_budget_that_is_known(
+    serve: Serve, double: UpstreamDouble, tmp_path: Path
+) -> None:
+    double.rules({"match": "article", "body": page_of("A sentence about lighthouses. " * 10_000)})
+    budgets = {"project_day_requests": 2, "session_tokens": 1_000_000}
+    state = tmp_path / "state.sqlite3"
+    async with serve(state, budgets=budgets) as served, served.client() as client:
+        first = (await client.post(READ, json={"url": PAGE})).json()
+        cursor = first["next_cursor"]
+        assert first["budget"]["project_day"]["requests_left"] == 1
+        second = (await client.post(READ, json={"cursor": cursor})).json()
+        assert second["budget"] == first["budget"]
+        found = (await client.post(READ, json={"cursor": cursor, "find": "lighthouses"})).json()
+        assert found["budget"] == first["budget"]
+        last = (await client.post(READ, json={"url": f"{PAGE}?other"})).json()
+        assert "for today is used up: 0 of 2 requests are left" in last["content"]
+        third = (await client.post(READ, json={"cursor": cursor})).json()
+        assert third["budget"]["project_day"]["requests_left"] == 0
+    async with serve(state, budgets=budgets) as served, served.client() as client:
+        assert "budget" not in (await client.post(READ, json={"cursor": cursor})).json()  # it has read no account
+        assert len(double.requests()) == 2
+    async with serve(state) as served, served.client() as client:
+        assert "budget" not in (await client.post(READ, json={"cursor": cursor})).json()
 
 
 @requirement("gateway.http")

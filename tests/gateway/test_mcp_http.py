@@ -240,6 +240,33 @@ async def test_several_messages_in_one_are_refused_in_our_words(serve: Serve, ve
     assert refused["error"]["message"] == "several messages in one are not served; send each by itself"
 
 
+@requirement("gateway.mcp")
+@pytest.mark.parametrize("version", ["2025-03-26", "2025-06-18", MODERN])
+async def test_json_that_is_no_message_is_refused_in_our_words(serve: Serve, version: str) -> None:
+    valid = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
+    others: list[Any] = [
+        {},
+        "text",
+        5,
+        None,
+        True,
+        {"id": 1, "method": "tools/list"},
+        {**valid, "jsonrpc": "1.0"},
+        {**valid, "method": 5},
+        {**valid, "params": "x" * 70_000},
+        {"jsonrpc": "2.0", "id": 1},
+        {"jsonrpc": "2.0", "id": 1, "error": {}},
+        {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": 5},
+    ]
+    for value in others:
+        refused = await _posted(serve, json.dumps(value).encode(), version)
+        assert refused["error"] == {
+            "code": -32600,
+            "message": "the body is no JSON-RPC message; send an object with jsonrpc: 2.0, a method, and an id to get "
+            "an answer",
+        }
+
+
 async def _posted(serve: Serve, body: bytes, version: str) -> dict[str, Any]:
     """Return the error of a message that is refused."""
     headers = {

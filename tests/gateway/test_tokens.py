@@ -114,6 +114,8 @@ def test_an_expired_token_is_refused(store: tuple[str, Path]) -> None:
         (["create", "--project", "p", "--agent", "x" * 200], "--agent: is no id"),
         (["create", "--project", "p", "--expires", "soon"], "--expires 'soon' is neither"),
         (["create", "--project", "p", "--expires", "2001-01-01"], "--expires must be in the future"),
+        (["create", "--project", "p", "--tools", ""], "--tools: names no tool"),
+        (["create", "--project", "p", "--tools", " , "], "--tools: names no tool"),
         (["create", "--project", "p", "--file", "x"], "give --state or --file"),
         (["revoke", "nothing"], "is no id of a token"),
     ],
@@ -132,9 +134,17 @@ def test_an_unknown_token_cannot_be_revoked(store: tuple[str, Path]) -> None:
 
 
 @requirement("gateway.tokens")
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"0123456789ab": {}}', '{"x": null}'])
-def test_a_wrong_file_of_tokens_is_refused_with_its_name(tmp_path: Path, content: str) -> None:
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"0123456789ab": {}}', '{"x": null}', "\x00\x01", None])
+@pytest.mark.parametrize("words", [["list"], ["revoke", "0123456789ab"], ["create", "--project", "p"]], ids=" ".join)
+def test_a_wrong_file_of_tokens_is_refused_with_its_name_and_how_to_make_one(
+    tmp_path: Path, content: str | None, words: list[str]
+) -> None:
     file = tmp_path / "tokens.json"
-    file.write_text(content)
-    refused = run("list", "--file", str(file))
+    if content is not None:
+        file.write_text(content)
+    elif words[0] == "create":
+        file.mkdir()  # `create` makes a missing file
+    refused = run(*words, "--file", str(file))
     assert (refused.exit_code, "tokens.json: " in refused.stderr) == (2, True)
+    assert "a file of tokens: a JSON object of records by id" in refused.stderr
+    assert "`openapi-tool tokens create --project P --file NEW`" in refused.stderr

@@ -229,6 +229,9 @@ class FakeTools:
     def without_unknown(self, _: ToolDefinition, arguments: Arguments) -> Arguments:
         return arguments
 
+    def known_budget(self, definition: Any, arguments: Any, call: Any) -> None:
+        del definition, arguments, call
+
     async def run(self, _: ToolDefinition, __: Arguments, ___: Deadline, ____: Call) -> ToolOutput:
         await self.schedule.step("tool")
         return ToolOutput((Item("text"),)) if self.answer is None else await self.answer(self.schedule)

@@ -215,6 +215,11 @@ def test_a_pasted_key_is_refused_and_never_shown(where: str, tmp_path: Path) -> 
         ({"options": {"jina": {"mode": "search"}, "params": {"num": 3}}}, "'params' belongs in options.jina"),
         ({"options": {"jina": {"mode": "search", "tool": "jina.serach"}}}, "did you mean 'jina.search'?"),
         ({"options": {"jina": {"mode": "search"}, "args": {"fixed": {"contry": "de"}}}}, "did you mean 'country'?"),
+        ({"options": {"jina": {"mode": "search"}, "args": {"fixed": {"limit": 3}}}}, "did you mean 'count'?"),
+        ({"options": {"jina": {"mode": "search", "params": {"num_results": 3}}}}, "did you mean 'count'?"),
+        ({"options": {"jina": {"mode": "search", "params": {"time_range": "d"}}}}, "; for recent pages give recency;"),
+        ({"parameters": {"type": "object", "properties": {"query": {}, "limit": {}}}}, "; did you mean 'count'?"),
+        ({"parameters": {"type": "object", "properties": {"query": {}, "size": {}}}}, "; did you mean 'count'?"),
         ({"options": {"jina": {"mode": "search"}, "args": {"fixed": {"url": "x"}}}}, "it is one of 'jina.read'"),
         ({"options": {"jina": {"mode": "search", "headers": {"X-Enginee": "curl"}}}}, "did you mean 'X-Engine'?"),
         (

@@ -91,6 +91,9 @@ class Tools:
         del definition
         return arguments
 
+    def known_budget(self, definition: Any, arguments: Any, call: Call) -> None:
+        del definition, arguments, call
+
     async def run(self, definition: Any, arguments: Any, deadline: Any, call: Call) -> ToolOutput:
         del definition, deadline
         self.agents.append(call.identity.agent_id)

@@ -605,6 +605,22 @@ async def test_a_429_of_concurrency_teaches_no_limit_of_requests() -> None:
         assert not any(shown["found_by_429"] for shown in limiter.snapshot())
 
 
+@requirement("limits.learned", "limits.window")
+@pytest.mark.parametrize("first", [LimitOptions(), LimitOptions(search_requests_per_minute=50)], ids=["none", "one"])
+async def test_a_permit_that_is_given_back_is_no_request_of_a_limit_that_is_set_later(first: LimitOptions) -> None:
+    async with replicas(1, first) as world:
+        [limiter] = world.limiters
+        for _ in range(5):
+            (await world.permit(limiter)).unsent()
+        (await world.permit(limiter)).done(1)
+        limiter.apply_options(LimitOptions(search_requests_per_minute=60))
+        await asyncio.sleep(0.1)
+        world.now += 1
+        (await world.permit(limiter)).done(1)
+        [shown] = limiter.snapshot()
+        assert (shown["sent"], shown["used"]) == (2, 2)
+
+
 @requirement("limits.learned")
 async def test_a_learned_limit_is_probed_upwards_by_single_requests() -> None:
     async with replicas(1) as world:

@@ -171,6 +171,16 @@ async def test_the_same_cursor_in_another_project_is_unknown(world: World) -> No
     assert len(other.upstream_requests) == 1
 
 
+@requirement("content.cursor", "budgets.calls")
+async def test_a_later_part_has_the_budget_of_its_tool(world: World) -> None:
+    world.stack.upstream.rules(LONG)
+    budget: dict[str, Any] = {"budget": {"agent_day_requests": 3}}
+    first = tool_output(await read(world, URL, **budget))
+    rest = tool_output(await read(world, {"cursor": first["next_cursor"]}, **budget))
+    assert first["budget"]["tool"]["agent_day"]["requests_left"] == 2
+    assert rest["budget"] == first["budget"]
+
+
 @requirement("content.cursor")
 async def test_a_cursor_works_in_another_session_of_its_agent(world: World) -> None:
     world.stack.upstream.rules(LONG)

@@ -474,6 +474,15 @@ def test_printed_permissions_follow_the_settings(monkeypatch: pytest.MonkeyPatch
     assert (refused.exit_code, refused.stdout) == (2, "")
 
 
+@requirement("privilege.subjects")
+def test_two_formats_at_once_are_refused() -> None:
+    for form in ("accounts", "server-config", "text"):
+        refused = CliRunner().invoke(app, ["nats", "permissions", "--json", "--format", form])
+        assert (refused.exit_code, refused.stdout) == (2, "")
+        assert f"--json is --format json, and cannot be given with --format {form}" in refused.stderr
+    assert json.loads(printed("--json", "--format", "json"))["publish"]
+
+
 @requirement("deadletters", "privilege.subjects")
 async def test_a_missing_permission_or_wrong_login_is_reported_with_the_remedy(
     stack: EmbeddedStack, monkeypatch: pytest.MonkeyPatch

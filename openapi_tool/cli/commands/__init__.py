@@ -24,6 +24,7 @@ from openapi_tool.cli.commands import (
     tools,
 )
 from openapi_tool.cli.commands.errors import ProgramGroup
+from openapi_tool.cli.output import fail
 from openapi_tool.environment import DEV_VARIABLE, temporary_variable
 from openapi_tool.telemetry.printable import printable_lines
 
@@ -96,6 +97,8 @@ def _global_options(
     is_option = getattr(context.get_parameter_source("dev"), "name", "") == "COMMANDLINE"  # else the variable
     if is_option and command in _WITHOUT_DEV:
         raise typer.BadParameter(f"--dev: {command!r} uses no running `dev`; leave the option out")
+    if is_option and dev == "":
+        fail("--dev: is empty; give the name of a running `dev`")  # an empty variable is none
     context.with_resource(temporary_variable(DEV_VARIABLE, dev))
 
 

@@ -7,12 +7,21 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from openapi_tool.cli.output import USAGE, print_status
+from openapi_tool.cli.output import MAX_ERROR_CHARS, USAGE, print_status
+from openapi_tool.protocol.abridging import abridged
 from openapi_tool.settings_error import SettingsError
 
 
 class ProgramGroup(TyperGroup):
     """The group of all commands."""
+
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        """Parse the options of the program itself; reword typer's errors."""
+        try:
+            return super().make_context(*args, **options)
+        except Exception as error:
+            _reword(error)
+            raise
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command; print the mistakes of invalid settings, reword typer's errors."""
@@ -36,3 +45,5 @@ def _reword(error: Any) -> None:
     elif getattr(error, "option_name", None) == "--version":  # typer does not export this exception class
         error.message = "put --version before the command: openapi-tool --version"
         error.possibilities = None
+    if isinstance(error, typer.TyperException) and isinstance(getattr(error, "message", None), str):
+        error.message = abridged(error.message, MAX_ERROR_CHARS)  # it quotes the option or its value

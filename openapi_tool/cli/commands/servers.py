@@ -61,7 +61,7 @@ nats = typer.Typer(
 def permissions(
     *,
     user: Annotated[NatsUser, _FOR] = NatsUser.EXECUTOR,
-    form: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.TEXT,
+    form: Annotated[Format | None, typer.Option("--format", help="Output format.", show_default="text")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Same as --format json.")] = False,
     stream: Annotated[
         str | None, typer.Option(help="Name of the command stream if it is not the kernel's default.")
@@ -70,11 +70,11 @@ def permissions(
     """Print the subjects that a NATS user must be permitted, for the current settings.
 
     With --for quotas those of the login in `quotas.nats`. Makes no connection, and does not need PG_DSN. Exit codes: 0,
-    2 invalid settings.
+    2 invalid settings, or --json with another --format.
     """
     from openapi_tool.cli import permissions as work
 
-    work.permissions(user=user, form=Format.JSON if as_json else form, stream=stream)
+    work.permissions(user=user, form=form, as_json=as_json, stream=stream)
 
 
 @nats.command(short_help="Show the durable, or restore it for the kernel.")

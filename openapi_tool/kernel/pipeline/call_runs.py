@@ -14,6 +14,7 @@ from openapi_tool.kernel.pipeline.delivered_call import DeliveredCall
 from openapi_tool.kernel.pipeline.ports import Clock, Kernel
 from openapi_tool.kernel.pipeline.result_to_commit import ResultToCommit
 from openapi_tool.kernel.pipeline.turn_deadline import turn_deadline
+from openapi_tool.protocol.attempts import requests_sent
 from openapi_tool.protocol.cards import ToolCall, artifact_card, read_tool_call
 from openapi_tool.protocol.errors import InternalError, NotFound, ToolMisconfigured
 from openapi_tool.protocol.records import DefinitionRecord
@@ -104,4 +105,4 @@ def requests_of(call: Call) -> int:
     Each of the two counts can be too small: `attempts` ends at MAX_ATTEMPTS, and a request that identical calls share
     is in the `spent` of only one of them.
     """
-    return max(call.spent.requests, len(call.attempts))
+    return max(call.spent.requests, requests_sent(call.attempts))

@@ -24,6 +24,7 @@ from openapi_tool.tools.registry import (
     stored_row,
 )
 from openapi_tool.tools.tool_names import RESERVED_NAMES
+from openapi_tool.tools.wording import short
 
 _CONNECTIONS = 4  # most connections of a command
 _MAX_JSON_BYTES = 1_000_000  # of `parameters`, and of `options`, as text
@@ -121,7 +122,8 @@ class ToolRows:
         if row is None:
             return False
         if ".cmd.tool." not in (row["target_subject"] or ""):  # the kernel runs it itself
-            raise RegistryError(f"bad_request: {tool_name!r} is one of the kernel's own tools and cannot be deleted")
+            name = short(tool_name)
+            raise RegistryError(f"bad_request: {name!r} is one of the kernel's own tools and cannot be deleted")
         with _translate_errors():
             return await self._pool.fetchval(_DELETE, project_id, tool_name) is not None
 
@@ -137,7 +139,7 @@ def _check_name(tool_name: str) -> None:
 
 
 def _no_such_project(project_id: str) -> NoSuchProject:
-    return NoSuchProject(f"not_found: there is no project {project_id!r}")
+    return NoSuchProject(f"not_found: there is no project {short(project_id)!r}")
 
 
 @contextmanager
