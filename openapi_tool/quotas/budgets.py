@@ -96,7 +96,7 @@ class Budgets:
             needed += self._needed(spender, spender.tool_limits, spender.tool)
         names = [account_id.record_name(self._period(account_id.scope, now)) for account_id, _ in needed]
         open_accounts = [account for name in names if (account := self._accounts.get(name)) is not None]
-        return _left_of([account for account in open_accounts if account.was_read])
+        return _left_of([account for account in open_accounts if account.remembers])
 
     def on_change(self, name: str, stored: Stored) -> None:
         """Adopt a record that another replica wrote, or that all were deleted."""

@@ -74,11 +74,6 @@ class SharedRecord(ABC):
         self._wakes_soon: asyncio.TimerHandle | None = None
         self._waiting_for_step: list[asyncio.Future[None]] = []
 
-    @property
-    def was_read(self) -> bool:
-        """Whether this process has read a readable record, or has written one."""
-        return self._readable is not None
-
     @abstractmethod
     def decode(self, value: bytes | None) -> bool:
         """Use a stored value, with its times corrected; return whether it is a readable record.
