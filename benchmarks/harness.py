@@ -577,7 +577,8 @@ SHALLOW = Scenario("waiting-10", "closed", 1_500, in_flight=DEFAULT_CONCURRENCY 
 PROJECTS = tuple(
     Scenario(f"projects-{projects}", "closed", 1_500, Ask(projects=projects), warm=300) for projects in (1, 100, 5_000)
 )
-_STANDARD = (CPU, SINGLE, HELD, STEADY, BURST, IMMEDIATE, SLOW, SLOWEST, *SIZES)
+STEADY_LARGE = Scenario("reader-1m-steady-10", "open", 100, Ask("reader", size=1_000_000), per_second=10, warm=32)
+_STANDARD = (CPU, SINGLE, HELD, STEADY, BURST, IMMEDIATE, SLOW, SLOWEST, *SIZES, STEADY_LARGE)
 
 PROFILES: dict[Profile, tuple[Scenario, ...]] = {
     "quick": (replace(CPU, calls=400),),
