@@ -47,6 +47,17 @@ def temporary_variable(name: str, value: str | None) -> Iterator[None]:
             os.environ[name] = before
 
 
+@contextmanager
+def without_variable(name: str) -> Iterator[None]:
+    """Unset a variable for a while."""
+    before = os.environ.pop(name, None)
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[name] = before
+
+
 def likely_secrets(environment: Mapping[str, str]) -> list[str]:
     """Return likely secrets, to mask before the settings are loaded; false ones do no harm."""
     likely = []

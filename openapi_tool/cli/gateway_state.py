@@ -50,13 +50,30 @@ _PURGED = "budgets, limits, switches of tools, tokens, stored texts and results,
 
 
 def chosen_state(option: Path | None) -> Path:
-    """Return the state of a gateway: by default in the NATS of the settings, without one the default file."""
+    """Return the state of a gateway: by default in the NATS of the settings, without one the default file.
+
+    Exits with 2 if the option names NATS and the settings name no server.
+    """
     if option is not None:
+        _check_servers(option)
         return option
     try:
         return NATS if is_given(given_values(), "nats", "servers") else default_path(os.environ)
     except (SourceUnreadable, UnreadableVariable, StateUnusable) as error:
         fail(str(error))
+
+
+def _check_servers(option: Path) -> None:
+    """Exit with 2 if the state is in NATS, and the settings name no server."""
+    with suppress(SourceUnreadable, UnreadableVariable):  # reported when the settings are loaded
+        if option == NATS and not is_given(given_values(), "nats", "servers"):
+            fail("--state: no NATS server is configured; set NATS_SERVERS")
+
+
+def check_not_memory(option: Path | None) -> None:
+    """Exit with 2 if a command is to be about the memory of a process, which no other process can use."""
+    if option == MEMORY:
+        fail(f"--state: only the process itself can use {MEMORY}; name a file")
 
 
 class _Selection(NamedTuple):
@@ -87,6 +104,8 @@ def selected_state(option: Path | None) -> Path | None:
 
 def _selection(option: Path | None) -> _Selection:
     if option is not None:
+        check_not_memory(option)
+        _check_servers(option)
         return _Selection(option)
     try:
         dev = dev_in_use(f"a gateway's state: --state {shlex.quote(str(_existing_default_file() or 'FILE'))}")
@@ -226,6 +245,7 @@ def _with_copied_rows(
 
 def purge(option: Path | None, *, yes: bool) -> None:
     """Delete everything from the state file."""
+    check_not_memory(option)
     try:
         path = option or default_path(os.environ)
     except StateUnusable as error:

@@ -6,20 +6,22 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import typer
+from pydantic_settings import SettingsError as UnreadableVariable
 
 from openapi_tool.bootstrap import pool_options
-from openapi_tool.cli.kernel import NO_DATABASE, find_dev, is_dev_named, is_given, project_of_dev
+from openapi_tool.cli.kernel import NO_DATABASE, find_dev, is_dev_named, project_of_dev, settings_name_servers
 from openapi_tool.cli.management_api import ManagementApi
 from openapi_tool.cli.output import INTERRUPTED, USAGE, fail, print_status
 from openapi_tool.kernel.postgres.failures import located
 from openapi_tool.kernel.postgres.tool_rows import ToolRows
 from openapi_tool.options.postgres import PoolOptions
 from openapi_tool.settings import given_values, load_settings
+from openapi_tool.settings.sources import SourceUnreadable
 from openapi_tool.telemetry.printable import printable_line
 from openapi_tool.tools.registry import NoSuchProject, RegistryError, RegistryUnreachable
 
@@ -29,6 +31,10 @@ if TYPE_CHECKING:
 FAILED = 1
 _CHOOSE_REGISTRY = "give exactly one of --api URL and --db"
 _OTHER_REGISTRY = "another kernel: --api URL or --db"
+_SETTINGS_PRECEDE = (
+    "the settings name servers, so no running `dev` is used unless it is named: "
+    "give --db (PG_DSN), --api URL, or openapi-tool --dev NAME …"
+)
 
 T = TypeVar("T")
 Registry = ToolRows | ManagementApi
@@ -43,8 +49,8 @@ def run_with(
 ) -> T:
     """Run `work` with the registry and its kernel's protocol version, None if unknown; on a failure exit.
 
-    `api` is the URL of the kernel's API, `db` asks for the database of the settings. Without both, or after --dev, it
-    is that of `dev`. `default_project` is the project if none was named.
+    `api` is the URL of the kernel's API, `db` asks for the database of the settings. After --dev, or without both if
+    the settings name no server, it is that of `dev`. `default_project` is the project if none was named.
     """
     if api is not None and db:
         fail(_CHOOSE_REGISTRY, USAGE)
@@ -108,6 +114,10 @@ def dev_of_registry(api: str | None, *, db: bool) -> StackAddress | None:
 
 
 def _running_dev() -> StackAddress:
+    """Return the named `dev`, else the running one; exit if there is none, or the settings name servers."""
+    with suppress(SourceUnreadable, UnreadableVariable):  # reported when the settings are loaded
+        if not is_dev_named() and settings_name_servers():
+            fail(_SETTINGS_PRECEDE)
     found = find_dev(_OTHER_REGISTRY)
     if found.stack is None:
         or_dev = f", or start `openapi-tool dev`: {found.reason}" if found.reason else ""
@@ -121,9 +131,7 @@ def _pool_of_dev(default_project: str) -> PoolOptions:
     pool = pool_options(load_settings({"postgres": {"dsn": stack.pg_dsn}}), os.environ)
     if default_project or not is_dev_named():
         of_project = f", project {default_project}" if default_project else ""
-        has_database = is_given(given_values(), "postgres", "dsn")
-        instead = "; of the kernel of the settings instead: --db" if has_database and not is_dev_named() else ""
-        print_status(f"{stack.described}{of_project}{instead}")
+        print_status(f"{stack.described}{of_project}")
     return replace(pool, version=stack.protocol)
 
 

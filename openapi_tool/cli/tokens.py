@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.table import Table
 
-from openapi_tool.cli.gateway_state import chosen_state, say_default_file
+from openapi_tool.cli.gateway_state import check_not_memory, chosen_state, say_default_file
 from openapi_tool.cli.given_names import check_given
 from openapi_tool.cli.nats_connection import with_nats
 from openapi_tool.cli.output import fail, print_json, print_line, print_status
@@ -141,11 +141,16 @@ def _with_store(
     """Return the result of `work` with the tokens of a file, or of the state; exit with 2 if it is unusable."""
     if state is not None and file is not None:
         fail("give --state or --file, not both")
+    check_not_memory(state)
     path = file or chosen_state(state)
     if file is None and state is None and path != NATS:
         say_default_file(path)
     if file is None and path == NATS:
         return _with_store_in_nats(work)
+    if file is None and not create and _is_missing(path):
+        option = f" --state {shlex.quote(str(path))}" if state else ""
+        makes = f"`openapi-tool tokens create --project P{option}` makes it"
+        fail(f"there is no state file {path}: {makes}, or name another one with --state")
 
     async def open_and_work() -> T:
         if file is not None:
@@ -157,6 +162,13 @@ def _with_store(
         return asyncio.run(open_and_work())
     except (StateUnusable, Unavailable, TokensInvalid) as error:
         fail(str(error))
+
+
+def _is_missing(path: Path) -> bool:
+    try:
+        return not path.exists()
+    except OSError:  # a folder that may not be read, or a name that is too long: to open the file says so
+        return False
 
 
 def _with_store_in_nats(work: Callable[[TokenStore], Awaitable[T]]) -> T:

@@ -65,6 +65,8 @@ def check_file(path: Path, *, create: bool) -> None:
 
     With `create`, make the folder if it is missing, and accept a missing or empty file.
     """
+    if path.is_dir():
+        raise StateUnusable(f"{path} is a folder; name a file with --state")
     if create:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     _check_folder(path.parent)

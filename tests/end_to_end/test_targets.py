@@ -31,6 +31,8 @@ WITH_STATE = (
     ["tools", "enable", "x", "--project", "p", "--reason", "r", "--json"],
 )
 
+OF_TOKENS = (["tokens", "list"], ["tokens", "create", "--project", "p"], ["tokens", "revoke", "0" * 12])
+
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -143,13 +145,109 @@ def test_the_project_of_a_dev_is_the_default_and_said(dev: str, default_file: Pa
         assert run(*command).stderr.splitlines()[0] == f"{dev}, project proj_dev"
         named = run(*command, "--project", "p")
         assert named.stderr.splitlines()[0] == dev
-        configured = run(*command, "--project", "p", PG_DSN="postgresql://me@127.0.0.1:1/own")
-        assert configured.stderr.splitlines()[0] == f"{dev}; of the kernel of the settings instead: --db"
         of_dev = run("--dev", "dev", *command, "--db", PG_DSN="postgresql://me@127.0.0.1:9/own")
         assert of_dev.stderr.startswith(f"{dev}, project proj_dev\nopenapi-tool: PostgreSQL at 127.0.0.1:1 ")
         for other in (["--db"], ["--api", "http://127.0.0.1:1"]):
             missing = run(*command, *other)
             assert (missing.exit_code, missing.stderr) == (2, "openapi-tool: --project is missing; name the project\n")
+
+
+@requirement("cli.dev", "definition.apply")
+@pytest.mark.usefixtures("dev")
+@pytest.mark.parametrize(
+    "command",
+    [["list"], ["show", "x"], ["delete", "x", "--yes"], ["apply", "config/tools/jina_search.yaml", "--yes"]],
+    ids=" ".join,
+)
+def test_no_registry_of_a_dev_is_used_where_the_settings_name_servers(command: list[str], folder: Path) -> None:
+    file = folder / "settings.toml"
+    file.write_text('[nats]\nservers = ["nats://127.0.0.1:1"]\n')
+    for settings in (
+        {"PG_DSN": "postgresql://me@127.0.0.1:9/own"},
+        {"NATS_SERVERS": "nats://127.0.0.1:1"},
+        {"OPENAPI_TOOL_CONFIG": str(file)},
+    ):
+        refused = run("tools", *command, "--project", "p", **settings)
+        assert (refused.exit_code, refused.stdout) == (2, "")
+        assert refused.stderr == (
+            "openapi-tool: the settings name servers, so no running `dev` is used unless it is named: "
+            "give --db (PG_DSN), --api URL, or openapi-tool --dev NAME …\n"
+        )
+        named = run("--dev", "dev", "tools", *command, "--project", "p", **settings)
+        assert "PostgreSQL at 127.0.0.1:1 " in named.stderr, "that of `dev`"
+    of_settings = run("tools", *command, "--project", "p", "--db", PG_DSN="postgresql://me@127.0.0.1:9/own")
+    assert "PostgreSQL at 127.0.0.1:9 " in of_settings.stderr
+
+
+@requirement("cli.dev", "gateway.commands")
+@pytest.mark.parametrize("command", [*WITH_STATE, *OF_TOKENS], ids=" ".join)
+def test_a_state_in_nats_is_never_that_of_a_dev(command: list[str], folder: Path) -> None:
+    unconfigured = "openapi-tool: --state: no NATS server is configured; set NATS_SERVERS\n"
+    with ExitStack() as exits:
+        for name in ("dev", "other"):
+            start(exits, name)
+            for environment in ({}, {"OPENAPI_TOOL_DEV": "dev"}, {"PG_DSN": "postgresql://me@127.0.0.1:9/own"}):
+                refused = run(*command, "--state", "nats", **environment)
+                assert (refused.exit_code, refused.stdout, refused.stderr) == (2, "", unconfigured)
+        configured = run(*command, "--state", "nats", NATS_SERVERS="nats://127.0.0.1:9", OPENAPI_TOOL_DEV="dev")
+        assert "NATS at 127.0.0.1:9: " in configured.stderr
+        assert "127.0.0.1:1:" not in configured.stderr
+    assert list(folder.glob("openapi-tool/*")) == []
+
+
+@requirement("gateway.commands")
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("command", ["mcp", "gateway"])
+def test_a_gateway_needs_a_configured_server_for_a_state_in_nats(command: str) -> None:
+    refused = run(command, "--state", "nats")
+    assert refused.exit_code == 2
+    assert refused.stderr.endswith("openapi-tool: --state: no NATS server is configured; set NATS_SERVERS\n")
+
+
+@requirement("cli.dev", "gateway.commands")
+@pytest.mark.usefixtures("dev")
+@pytest.mark.parametrize("command", WITH_STATE, ids=" ".join)
+def test_a_dev_and_a_state_exclude_each_other(command: list[str], default_file: Path) -> None:
+    for state in (str(default_file), "nats"):
+        refused = run("--dev", "dev", *command, "--state", state, NATS_SERVERS="nats://127.0.0.1:9")
+        assert (refused.exit_code, refused.stdout) == (2, "")
+        assert refused.stderr == "openapi-tool: --dev and --state name different things; give one\n"
+    of_file = run(*command, "--state", str(default_file), OPENAPI_TOOL_DEV="other")
+    assert "other" not in of_file.stderr, "the option precedes the variable of a whole shell"
+    assert "127.0.0.1" not in of_file.stderr
+
+
+@requirement("gateway.tokens")
+def test_where_no_token_was_made_the_remedy_makes_one(folder: Path) -> None:
+    default = folder / "openapi-tool" / "gateway.sqlite3"
+    named = folder / "my state"
+    for path, option in ((default, ""), (named, f" --state '{named}'")):
+        words = ["--state", str(path)] if option else []
+        for command in (["list"], ["revoke", "0" * 12]):
+            missing = run("tokens", *command, *words)
+            remedy = f"`openapi-tool tokens create --project P{option}` makes it, or name another one with --state"
+            last = f"openapi-tool: there is no state file {path}: {remedy}"
+            assert (missing.exit_code, missing.stderr.splitlines()[-1]) == (2, last)
+
+
+@requirement("gateway.tokens", "privilege.grants")
+@pytest.mark.usefixtures("folder")
+def test_help_and_exit_codes_agree() -> None:
+    def helped(*words: str) -> str:
+        return " ".join(run(*words, "-h").stdout.split())
+
+    assert "1 there is no such token, 2 TOKEN is neither an id nor a token, or an unusable" in helped(
+        "tokens", "revoke"
+    )
+    assert run("tokens", "revoke", "nope", "--file", "f").exit_code == 2
+    assert "2 a role name that is empty, longer than 63 bytes, not printable, `public` or `none`" in helped(
+        "sql", "grants"
+    )
+    assert 'to "bad role;"' in run("sql", "grants", "--role", "bad role;").stdout
+    for role in ("", "r" * 64, "a\nb", "public", "none"):
+        assert run("sql", "grants", "--role", role).exit_code == 2
+    for command in WITH_STATE:
+        assert "whatever the settings name" in helped(*command)
 
 
 @requirement("gateway.commands", "cli.inspect")
@@ -285,6 +383,8 @@ def test_printed_commands_are_about_the_same(default_file: Path) -> None:
         advice = "; `openapi-tool --dev dev check` tests NATS and PostgreSQL from here\n"
         for words in ([], ["--dev", "dev"]):
             assert run(*words, "top", "--once").stderr.endswith(advice)
+    of_file = run("tokens", "revoke", "x", "--file", "my file").stderr
+    assert "`openapi-tool tokens list --file 'my file'` shows them" in of_file
     in_nats = run("top", "--once", "--state", "nats", NATS_SERVERS="nats://127.0.0.1:1")
     assert "GET /readyz" in in_nats.stderr
     assert "check` tests" not in in_nats.stderr, "a gateway has no PostgreSQL, which `check` needs"

@@ -24,8 +24,9 @@ from openapi_tool.cli.commands import (
     tools,
 )
 from openapi_tool.cli.commands.errors import ProgramGroup
+from openapi_tool.cli.options import is_dev_option
 from openapi_tool.cli.output import fail
-from openapi_tool.environment import DEV_VARIABLE, temporary_variable
+from openapi_tool.environment import DEV_VARIABLE, temporary_variable, without_variable
 from openapi_tool.telemetry.printable import printable_lines
 
 app = typer.Typer(
@@ -94,12 +95,13 @@ def _global_options(
 ) -> None:
     del version, help_all  # their callbacks have done the work
     command = context.invoked_subcommand or ""
-    is_option = getattr(context.get_parameter_source("dev"), "name", "") == "COMMANDLINE"  # else the variable
+    is_option = is_dev_option(context)  # else the variable
     if is_option and command in _WITHOUT_DEV:
         raise typer.BadParameter(f"--dev: {command!r} uses no running `dev`; leave the option out")
     if is_option and dev == "":
         fail("--dev: is empty; give the name of a running `dev`")  # an empty variable is none
-    context.with_resource(temporary_variable(DEV_VARIABLE, dev))
+    uses_no_dev = command in _WITHOUT_DEV
+    context.with_resource(without_variable(DEV_VARIABLE) if uses_no_dev else temporary_variable(DEV_VARIABLE, dev))
 
 
 # Help lists the commands in this order, first all without a group. `add_typer` adds the commands of a nameless Typer

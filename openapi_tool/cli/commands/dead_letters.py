@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
+from openapi_tool.cli.commands.program_command import Commands
 from openapi_tool.cli.options import JsonOption
 
-deadletters = typer.Typer(
+deadletters = Commands(
     name="deadletters",
     no_args_is_help=True,
     help="List, show and replay commands that got no result.",

@@ -7,11 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
+from openapi_tool.cli.commands.program_command import Commands
 from openapi_tool.cli.options import DoorChoice, OneObjectOption, UpstreamChoice
 from openapi_tool.environment import DEFAULT_AUTH_ENV
 from openapi_tool.protocol.dialect import ProtocolVersion
 
-commands = typer.Typer()
+commands = Commands()
 
 ProtocolOption = Annotated[
     ProtocolVersion | None,

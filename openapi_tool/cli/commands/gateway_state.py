@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from openapi_tool.cli.options import JsonOption, OneObjectOption, StateOption
+from openapi_tool.cli.commands.program_command import Commands
+from openapi_tool.cli.options import JsonOption, OneObjectOption, StateFileOption, StateOption
 
-state_file = typer.Typer(
+state_file = Commands(
     name="state",
     no_args_is_help=True,
     help="Delete what a gateway has stored.",
@@ -25,7 +26,7 @@ def _state() -> None:
 @state_file.command(short_help="Delete everything from a gateway's state file.")
 def purge(
     *,
-    state: StateOption = None,
+    state: StateFileOption = None,
     yes: Annotated[bool, typer.Option("--yes", help="Delete; without it nothing is changed.")] = False,
 ) -> None:
     """Delete everything from a gateway's state file, also its tokens, and from its free pages.
@@ -39,7 +40,7 @@ def purge(
 
 _TOKENS_FILE = typer.Option("--file", help="File of tokens (JSON) instead of the state file.", show_default=False)
 
-tokens = typer.Typer(
+tokens = Commands(
     name="tokens",
     no_args_is_help=True,
     help="Create, list and revoke the tokens of a gateway.",
@@ -106,7 +107,7 @@ def revoke_token(
 ) -> None:
     """Revoke a token; all running processes refuse it within two seconds.
 
-    Exit codes: 0, 1 there is no such token, 2 an unusable file.
+    Exit codes: 0, 1 there is no such token, 2 TOKEN is neither an id nor a token, or an unusable file.
     """
     from openapi_tool.cli import tokens as work
 

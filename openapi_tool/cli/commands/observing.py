@@ -10,10 +10,11 @@ from typing import Annotated
 
 import typer
 
+from openapi_tool.cli.commands.program_command import Commands
 from openapi_tool.cli.options import ConfigOption, GatewayStateOption, JsonOption, OneObjectOption
 from openapi_tool.kernel.postgres.usage_keys import By
 
-commands = typer.Typer()
+commands = Commands()
 
 _PROJECT_HELP = "Project of the {}; by default `local` on a gateway's state file, `proj_dev` on a `dev`."
 

@@ -6,12 +6,13 @@ from typing import Annotated
 
 import typer
 
+from openapi_tool.cli.commands.program_command import Commands
 from openapi_tool.cli.options import Format, JsonOption, OneObjectOption, RoleUser
 from openapi_tool.nats_client.users import NatsUser
 
 _FOR = typer.Option("--for", help="`serve`, or the command that it is for.")
 
-sql = typer.Typer(
+sql = Commands(
     name="sql",
     no_args_is_help=True,
     help="Print the database privileges that the service needs.",
@@ -42,14 +43,15 @@ def grants(
     """Print the GRANT statements for a role: the least privileges for `serve` and `deadletters`.
 
     Changes nothing; the operator of the database runs them. They are the same for every protocol version. Exit codes:
-    0, 2 invalid role name, or `--registration` with a command that only reads.
+    0, 2 a role name that is empty, longer than 63 bytes, not printable, `public` or `none`, no role is known, or
+    `--registration` with a command that only reads.
     """
     from openapi_tool.cli import permissions as work
 
     work.grants(role=role, registration=registration, user=user, as_json=as_json)
 
 
-nats = typer.Typer(
+nats = Commands(
     name="nats",
     no_args_is_help=True,
     help="Print NATS permissions; show or restore the durable.",

@@ -7,10 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from openapi_tool.cli.options import ConfigOption, StateOption
+from openapi_tool.cli.commands.program_command import Commands
+from openapi_tool.cli.options import ConfigOption, OwnStateOption
 from openapi_tool.environment import CONFIG_VARIABLE, PREFIX
 
-commands = typer.Typer()
+commands = Commands()
 
 SettingsFileOption = Annotated[
     Path | None,
@@ -74,7 +75,7 @@ def serve(
 def mcp(
     *,
     tools: ToolFolderOption = None,
-    state: StateOption = None,
+    state: OwnStateOption = None,
     project: Annotated[str, typer.Option(help="Project whose budgets and policy apply.")] = "local",
     agent: Annotated[str, typer.Option(help="Agent in the project, with budgets and cursors of its own.")] = "local",
     structured: Annotated[
@@ -107,7 +108,7 @@ def gateway(
         ),
     ] = None,
     tools: ToolFolderOption = None,
-    state: StateOption = None,
+    state: OwnStateOption = None,
     structured: Annotated[
         bool, typer.Option("--structured", help="Add output schemas and structured content to MCP tools and results.")
     ] = False,

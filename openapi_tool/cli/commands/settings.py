@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
+from openapi_tool.cli.commands.program_command import Commands
 from openapi_tool.cli.options import ConfigOption, OneObjectOption
 
-config = typer.Typer(
+config = Commands(
     name="config",
     no_args_is_help=True,
     help="Show the settings in effect, and where each was set.",

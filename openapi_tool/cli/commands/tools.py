@@ -7,12 +7,17 @@ from typing import Annotated
 
 import typer
 
+from openapi_tool.cli.commands.program_command import Commands
 from openapi_tool.cli.options import ExportFormat, GatewayStateOption, JsonOption
 
 Files = Annotated[list[Path], typer.Argument(help="YAML files with definitions, folders of them, or - for stdin.")]
 ApiOption = Annotated[str | None, typer.Option("--api", help="URL of the kernel's management API.", show_default=False)]
 DatabaseOption = Annotated[
-    bool, typer.Option("--db", help="Use the kernel's database (PG_DSN). Without it and --api: the running `dev`.")
+    bool,
+    typer.Option(
+        "--db",
+        help="Use the kernel's database (PG_DSN). Without it and --api: a running `dev`, if no settings name servers.",
+    ),
 ]
 ProjectOption = Annotated[str, typer.Option(help="Project.", show_default=False)]
 ProjectOrDevOption = Annotated[
@@ -27,7 +32,7 @@ EverywhereOption = Annotated[bool, typer.Option("--all-projects", help="All proj
 ReasonOption = Annotated[str, typer.Option(help="Why; models and the log of every replica get it.")]
 ByOption = Annotated[str | None, typer.Option(help="Who; by default the user of this machine.")]
 
-tools = typer.Typer(
+tools = Commands(
     name="tools",
     no_args_is_help=True,
     help="Lint, apply, list, export, disable … tool definitions.",
