@@ -89,7 +89,7 @@ REQUIREMENTS = (
     Requirement("answer.earlier", "protocol 6", "An earlier result of the call is reported again, or its doorbell is repeated; a result of another author is not touched."),
     Requirement("answer.doorbell", "protocol 6", "The doorbell goes to the agent's worker in the roster and is retried during an outage; its failure undoes nothing."),
     Requirement("answer.time", "protocol 7", "A call that reaches its time limit gets the result `timeout`; no request is sent that cannot end in time."),
-    Requirement("errors.bounded", "design", "A huge value of a caller or a definition makes no error of 2 kB or more, at any door or on the command line."),
+    Requirement("errors.bounded", "design", "A huge value of a caller or a definition makes no error of 2 kB or more, at any door or on the command line; many of them make none with a message above 6,000 characters. No name or value brings a control character into a message."),
     Requirement("answer.errors", "protocol 8", "A failure is a typed error whose message says what to do instead."),
     Requirement("answer.parked", "design", "A paid result that cannot be committed is stored for its call and committed later without another upstream request."),
     Requirement("v1r3.command", "protocol 2", "A v1r3 command may carry the caller's identity in its body, which v1r4 forbids; the call card completes it, and subject and headers give the rest."),

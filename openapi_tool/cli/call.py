@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import orjson
 import typer
+from pydantic import ValidationError
 
 from openapi_tool.bootstrap import NAME, build_bootstrap
 from openapi_tool.cli.call_outcome import CallOutcome, print_outcome
@@ -111,7 +112,10 @@ def _kernel_of_dev() -> _Kernel:
         raise
     except DevError as error:
         raise DevError(f"{error}; start one with `openapi-tool dev`, or set PG_DSN and NATS_SERVERS") from None
-    pool = PoolOptions(stack.protocol, PostgresOptions(Secret(stack.pg_dsn)))
+    try:
+        pool = PoolOptions(stack.protocol, PostgresOptions(Secret(stack.pg_dsn)))
+    except ValidationError:
+        raise DevError(f"the state of the dev stack {stack.name!r} has no usable database; start it again") from None
     bus = BusOptions(NatsOptions(servers=(stack.nats_servers,)), NAME)
     return _Kernel(pool, bus, Redactor([os.environ.get(DEFAULT_AUTH_ENV, "")]), f"openapi-tool --dev {stack.name}")
 

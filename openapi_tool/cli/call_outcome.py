@@ -13,8 +13,8 @@ from openapi_tool.cli.output import fail, is_terminal, json_default, print_statu
 from openapi_tool.local.caller import ResultRows
 from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.protocol.cards import as_model_reads
+from openapi_tool.protocol.printable import printable_lines
 from openapi_tool.protocol.subjects import default_durable, parse_command_subject
-from openapi_tool.telemetry.printable import printable_lines
 from openapi_tool.telemetry.redact import Redactor
 
 _FAILED = 1

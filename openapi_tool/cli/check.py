@@ -82,7 +82,7 @@ def _check(*, as_json: bool, project: list[str] | None, upstream: bool) -> None:
         if as_json:
             _print_json({"settings": CheckResult("\n".join(error.problems))}, [])
             raise typer.Exit(USAGE) from None
-        stacks = ", ".join(names_of_dev())
+        stacks = names_of_dev()
         if stacks and any(problem.startswith("postgres: is missing") for problem in error.problems):
             error.problems.append(f"to check a running dev stack ({stacks}): openapi-tool --dev NAME check")
         raise

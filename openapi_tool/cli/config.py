@@ -43,7 +43,7 @@ def show(config: Path | None, *, everything: bool, as_json: bool) -> None:
 
 def _say_how_to_show_dev() -> None:
     """Say that running dev stacks are not shown, if other commands would use one of them."""
-    stacks = ", ".join(names_of_dev())
+    stacks = names_of_dev()
     if stacks and not settings_name_servers():
         print_status(f"for the settings with a running dev stack ({stacks}): openapi-tool --dev NAME config show")
 

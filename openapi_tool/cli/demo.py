@@ -23,8 +23,8 @@ from openapi_tool.cli.tables import cell
 from openapi_tool.local.database import prepare_database
 from openapi_tool.local.sample_arguments import MAX_RESULT_CHARS
 from openapi_tool.protocol.dialect import DEFAULT_VERSION, ProtocolVersion
+from openapi_tool.protocol.printable import printable_lines
 from openapi_tool.settings import PREFIX
-from openapi_tool.telemetry.printable import printable_lines
 from openapi_tool.tools.wording import counted
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from openapi_tool.cli.options import DoorChoice, UpstreamChoice
 from openapi_tool.cli.output import INTERRUPTED, fail
 from openapi_tool.cli.tables import cell
 from openapi_tool.environment import DEFAULT_AUTH_ENV, PREFIX
+from openapi_tool.protocol.printable import printable_lines
 from openapi_tool.settings import load_settings
-from openapi_tool.telemetry.printable import printable_lines
 
 _DOUBLE_NOTE = (
     "The upstream is a double on loopback that answers with recorded real responses. For the real one: "

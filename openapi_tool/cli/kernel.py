@@ -110,7 +110,7 @@ def _only_dev() -> str | None:
     """Return the name of the running `dev` if the settings name no server; None if several run, or none."""
     with suppress(SourceUnreadable, UnreadableVariable):
         if not settings_name_servers():
-            running = names_of_dev()
+            running = _running_devs()
             return running[0] if len(running) == 1 else None
     return None
 
@@ -160,7 +160,17 @@ def find_dev(alternative: str = "") -> FoundDev:
         return FoundDev(None, str(error))
 
 
-def names_of_dev() -> list[str]:
+def names_of_dev() -> str:
+    """Return the names of this user's running dev stacks for a message; empty if none runs."""
+    running = _running_devs()
+    if not running:
+        return ""
+    from openapi_tool.local.dev_state import listed_names  # noqa: PLC0415 - see `_has_dev`
+
+    return listed_names(running)
+
+
+def _running_devs() -> list[str]:
     """Return the names of this user's running dev stacks; none if this installation has no `dev`."""
     if not _has_dev():
         return []

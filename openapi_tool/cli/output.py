@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import typer
 
 from openapi_tool.protocol.abridging import abridged
-from openapi_tool.telemetry.printable import printable_json, printable_line, printable_lines
+from openapi_tool.protocol.printable import printable_json, printable_line, printable_lines
 
 USAGE = 2
 """Exit code for wrong options or settings, and for servers that cannot be reached."""

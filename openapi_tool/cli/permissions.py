@@ -30,9 +30,9 @@ from openapi_tool.kernel.jetstream.permissions import (
 )
 from openapi_tool.kernel.postgres.privileges import INSPECT, USAGE, grant_statements, reader_grants
 from openapi_tool.nats_client.users import NatsUser
+from openapi_tool.protocol.printable import printable_lines
 from openapi_tool.protocol.subjects import command_stream
 from openapi_tool.settings import Settings, SettingsError, load_settings
-from openapi_tool.telemetry.printable import printable_lines
 from openapi_tool.tools.wording import short
 
 _STREAM = re.compile(r"[^\s.*>/\\\x00-\x20\x7f\ud800-\udfff]+")  # the names of streams that NATS accepts

@@ -20,9 +20,9 @@ from openapi_tool.cli.output import INTERRUPTED, USAGE, fail, print_status
 from openapi_tool.kernel.postgres.failures import located
 from openapi_tool.kernel.postgres.tool_rows import ToolRows
 from openapi_tool.options.postgres import PoolOptions
+from openapi_tool.protocol.printable import printable_line
 from openapi_tool.settings import given_values, load_settings
 from openapi_tool.settings.sources import SourceUnreadable
-from openapi_tool.telemetry.printable import printable_line
 from openapi_tool.tools.registry import NoSuchProject, RegistryError, RegistryUnreachable
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Column, Table
 from rich.text import Text
 
-from openapi_tool.telemetry.printable import printable_line
+from openapi_tool.protocol.printable import printable_line
 
 _UNLIMITED_WIDTH = 100_000
 _FOLD_ABOVE = 14  # characters; a column with shorter cells never folds

@@ -19,8 +19,8 @@ from openapi_tool.cli.given_names import check_given
 from openapi_tool.cli.output import USAGE, fail, print_json, print_line, print_status
 from openapi_tool.cli.registry import FAILED, Registry, confirmed, run_with
 from openapi_tool.cli.tables import Rows, output
+from openapi_tool.protocol.printable import printable_line
 from openapi_tool.protocol.subjects import subject_in_version
-from openapi_tool.telemetry.printable import printable_line
 from openapi_tool.tools.registry import COLUMNS, RegistryError, RegistryUnreachable
 from openapi_tool.tools.stored_rows import as_yaml
 from openapi_tool.tools.wording import counted

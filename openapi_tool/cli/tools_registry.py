@@ -19,8 +19,8 @@ from openapi_tool.cli.stored_definitions import judge, stored_check
 from openapi_tool.cli.tables import Rows, cell, output
 from openapi_tool.environment import likely_secrets
 from openapi_tool.protocol.jsontext import object_at
+from openapi_tool.protocol.printable import printable_json
 from openapi_tool.settings import load_settings
-from openapi_tool.telemetry.printable import printable_json
 from openapi_tool.telemetry.redact import MASK, Redactor
 from openapi_tool.tools.key_shapes import without_keys
 from openapi_tool.tools.registry import RegistryError

@@ -17,8 +17,8 @@ from openapi_tool.cli.tables import Rows, output
 from openapi_tool.cli.times import time_before
 from openapi_tool.cli.usage_sums import UsageQuery, UsageSums
 from openapi_tool.kernel.postgres.usage_keys import By
+from openapi_tool.protocol.printable import printable_line
 from openapi_tool.quotas.amounts import Amount
-from openapi_tool.telemetry.printable import printable_line
 from openapi_tool.tools.wording import short
 
 _WITHOUT_RESULT = ("no_result", "no_result_tokens")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from openapi_tool.gateway.call import RunningCall
 from openapi_tool.gateway.call_row import CANCELLED, CallRow
-from openapi_tool.protocol.attempts import attempt_objects
+from openapi_tool.protocol.attempts import attempt_objects, requests_resent
 from openapi_tool.protocol.identity import CallIdentity
 from openapi_tool.telemetry.calls import CallFacts
 from openapi_tool.tools.result import ResultFields
@@ -34,7 +34,7 @@ def row_of(running: RunningCall, fields: ResultFields | None) -> CallRow:
         requests=call.spent.requests,
         cached=bool(fields and fields.cached),
         truncated=bool(fields and fields.truncated),
-        retries=sum(attempt.resends > 0 for attempt in call.attempts),
+        retries=requests_resent(call.attempts),
         latency_ms=round(seconds * 1000),
         attempts=attempt_objects(call.attempts),
     )

@@ -17,7 +17,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from openapi_tool.environment import DEV_VARIABLE
 
@@ -27,6 +29,11 @@ _NAME_CHARS = 32
 _NAME = re.compile(rf"[a-z0-9][a-z0-9-]{{0,{_NAME_CHARS - 1}}}")  # dev, dev2, my-stack
 _FIRST_NAME = "dev"
 _MAX_AUTOMATIC_NAMES = 16
+_MAX_SHOWN_NAMES = 10  # in a message
+_MAX_STATE_BYTES = 64 * 1024
+_MAX_PID = 2**31 - 1
+
+_Text = Annotated[str, Field(max_length=4_096)]
 
 
 class DevError(Exception):
@@ -53,12 +60,12 @@ class StackAddress:
     executors. `name` is that of the stack, which is in the file's name only.
     """
 
-    pid: int
-    pg_dsn: str
-    nats_servers: str
-    protocol: str
-    folder: str = ""
-    keys: tuple[str, ...] = ()
+    pid: Annotated[int, Field(gt=0, le=_MAX_PID)]
+    pg_dsn: _Text
+    nats_servers: _Text
+    protocol: _Text
+    folder: _Text = ""
+    keys: tuple[_Text, ...] = ()
     name: str = ""
 
     @property
@@ -66,6 +73,9 @@ class StackAddress:
         """What a command says if it acts on this stack."""
         started_in = f" (started in {self.folder})" if self.folder else ""
         return f"of the dev stack {self.name!r}{started_in}"
+
+
+_ADDRESS = TypeAdapter(StackAddress)
 
 
 def database_of(version: str) -> str:
@@ -87,7 +97,8 @@ def state_path(name: str = _FIRST_NAME) -> Path:
 
 def _state_folder() -> Path:
     private = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(private if private and Path(private).is_dir() else tempfile.gettempdir())
+    # `os.path.isdir`: `Path.is_dir` raises for a name that is too long.
+    return Path(private if private and os.path.isdir(private) else tempfile.gettempdir())  # noqa: PTH112
 
 
 def _state_prefix() -> str:
@@ -209,14 +220,14 @@ def running_dev() -> StackAddress:
     found = _find_stacks(paths)
     if name and name not in found.running:
         missing = [f"no dev stack named {name[:_NAME_CHARS]!r} is running", *found.why_others_not]
-        raise DevError("; ".join([*missing, f"running are: {', '.join(running_stacks()) or 'none'}"]))
+        raise DevError("; ".join([*missing, f"running are: {listed_names(running_stacks()) or 'none'}"]))
     if not found.running:
         raise DevError("; ".join(found.why_others_not) or "no dev stack is running")
     [first, *others] = found.running
     if others:
-        names = ", ".join(found.running)
         raise SeveralStacks(
-            f"{len(found.running)} dev stacks are running: {names}; name one, such as: openapi-tool --dev {first} …"
+            f"{len(found.running)} dev stacks are running: {listed_names(found.running)}; name one, such as: "
+            f"openapi-tool --dev {first} …"
         )
     return found.running[first]
 
@@ -226,12 +237,25 @@ def running_stacks() -> list[str]:
     return list(_find_stacks(_state_files()).running)
 
 
+def listed_names(names: Iterable[str]) -> str:
+    """Return the names of stacks for a message: the first ones, and how many more there are."""
+    shown = list(names)
+    left = len(shown) - _MAX_SHOWN_NAMES
+    return ", ".join(shown[:_MAX_SHOWN_NAMES] + ([f"and {left} more"] if left > 0 else []))
+
+
 def _state_files() -> list[Path]:
+    """Return the state files of this user. A file whose name has none that `dev` accepts is none of them."""
     try:
         folder = _state_folder()
     except FileNotFoundError:  # nothing may be written anywhere, as in a pod
         return []
-    return sorted(folder.glob(f"{_state_prefix()}*{_STATE_SUFFIX}"))
+    files = folder.glob(f"{_state_prefix()}*{_STATE_SUFFIX}")
+    return sorted(file for file in files if _NAME.fullmatch(_name_of(file)))
+
+
+def _name_of(state_file: Path) -> str:
+    return state_file.name.removeprefix(_state_prefix()).removesuffix(_STATE_SUFFIX)
 
 
 class _FoundStacks(NamedTuple):
@@ -244,7 +268,7 @@ class _FoundStacks(NamedTuple):
 def _find_stacks(paths: Iterable[Path]) -> _FoundStacks:
     found = _FoundStacks({}, [])
     for path in paths:
-        name = path.name.removeprefix(_state_prefix()).removesuffix(_STATE_SUFFIX)
+        name = _name_of(path)
         try:
             found.running[name] = replace(_running_stack_of(path), name=name)
         except FileNotFoundError:
@@ -257,14 +281,18 @@ def _find_stacks(paths: Iterable[Path]) -> _FoundStacks:
 def _running_stack_of(path: Path) -> StackAddress:
     """Return the addresses in a state file. Raises FileNotFoundError, or DevError if no stack is up."""
     try:
-        with os.fdopen(_open_private(path, os.O_RDONLY), encoding="utf-8") as file:
-            address = StackAddress(**json.load(file))
+        with os.fdopen(_open_private(path, os.O_RDONLY), "rb") as file:
+            content = file.read(_MAX_STATE_BYTES)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise DevError(f"the state of the dev stack cannot be read: {error}") from None
-    except (ValueError, TypeError):
-        raise DevError(f"no dev stack is up: {path} is still empty") from None
+    if not content:
+        raise DevError(f"no dev stack is up: {path} is still empty")
+    try:
+        address = _ADDRESS.validate_json(content)
+    except ValidationError:
+        raise DevError(f"{path} is no state file of a dev stack; delete it, and start that `dev` again") from None
     if not _runs(address.pid):
         raise DevError(f"no dev stack is running: {path} is of process {address.pid}, which has ended")
     return address

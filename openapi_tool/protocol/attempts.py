@@ -43,6 +43,11 @@ def requests_sent(attempts: Sequence[UpstreamAttempt]) -> int:
     return sum(attempt.is_sent for attempt in attempts)
 
 
+def requests_resent(attempts: Sequence[UpstreamAttempt]) -> int:
+    """Return the number of requests that were tried before."""
+    return sum(attempt.is_sent and attempt.resends > 0 for attempt in attempts)
+
+
 def attempt_objects(attempts: Sequence[UpstreamAttempt]) -> list[AttemptObject]:
     """Return the attempts for a result card."""
     objects = []

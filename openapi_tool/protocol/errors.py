@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal, TypeVar
 
 from openapi_tool.protocol.abridging import abridged
+from openapi_tool.protocol.printable import printable_lines
 from openapi_tool.protocol.result_objects import ErrorObject
 
 E = TypeVar("E", bound=BaseException)
@@ -65,7 +66,7 @@ class ToolError(ExecutorError):
         max_retries: int = 0,
         http_status: int | None = None,
     ) -> None:
-        super().__init__(abridged(message, _MAX_MESSAGE_CHARS))
+        super().__init__(_shown(message))
         self.detail = detail
         if retryable is not None:
             self.retryable = retryable
@@ -80,7 +81,7 @@ class ToolError(ExecutorError):
 
     @message.setter
     def message(self, message: str) -> None:
-        self.args = (abridged(message, _MAX_MESSAGE_CHARS),)
+        self.args = (_shown(message),)
 
     def as_error(self) -> ErrorObject:
         """Return the `error` object of a tool.result card."""
@@ -225,6 +226,11 @@ class NeedsOperator(Unavailable):
         super().__init__(f"{problem}. {remedy}")
         self.problem = problem
         self.remedy = remedy
+
+
+def _shown(message: str) -> str:
+    """Return a message of bounded length, in which no name or value that it quotes can forge output."""
+    return abridged(printable_lines(message), _MAX_MESSAGE_CHARS)
 
 
 def without_traceback(error: E) -> E:

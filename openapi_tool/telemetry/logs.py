@@ -21,8 +21,8 @@ from typing import Any, Literal, NamedTuple
 import orjson
 from cachetools import LRUCache
 
+from openapi_tool.protocol.printable import printable_line, printable_lines
 from openapi_tool.telemetry.log_writer import LogWriter
-from openapi_tool.telemetry.printable import printable_line, printable_lines
 from openapi_tool.telemetry.redact import MASK, Redactor
 
 log = logging.getLogger(__name__)

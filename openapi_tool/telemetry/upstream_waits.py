@@ -12,7 +12,7 @@ from typing import Any
 from openapi_tool.protocol.attempts import UpstreamAttempt
 
 _SHOWN_S = 60.0
-"""Seconds for which a request that ended without a response still counts."""
+"""Seconds for which a request that was sent, and ended without a response, still counts."""
 
 
 @dataclass(slots=True)
@@ -21,7 +21,7 @@ class _Host:
 
     - `open`: when each open request began, the oldest first, by the `id` of its attempt.
     - `silent_since`: when the host answered last; if then nobody waited for it, when the next request began.
-    - `unanswered_at`: when a request last ended without a response since then.
+    - `unanswered_at`: when a request that was sent last ended without a response since then.
     """
 
     open: dict[int, float] = field(default_factory=dict)
@@ -29,7 +29,7 @@ class _Host:
     unanswered_at: float | None = None
 
     def is_waited_for(self, now: float) -> bool:
-        """Return whether a request is open, or ended without a response not long ago."""
+        """Return whether a request is open, or one that was sent ended without a response not long ago."""
         return bool(self.open) or (self.unanswered_at is not None and now - self.unanswered_at <= _SHOWN_S)
 
 
@@ -56,7 +56,7 @@ class UpstreamWaits:
         if was_answered:
             host.silent_since = time.monotonic()
             host.unanswered_at = None
-        elif not was_cancelled:
+        elif attempt.is_sent and not was_cancelled:  # without a connection, nobody was to answer
             host.unanswered_at = time.monotonic()
 
     def snapshot(self) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from openapi_tool.protocol.printable import printable_line
 from openapi_tool.tools.wording import short
 
 Path = tuple[str | int, ...]
@@ -35,13 +36,13 @@ class Problem:
 
 def shown_path(path: Path) -> str:
     """Return a path as text, such as `options.args.defaults.site[0]`; `definition` for the root."""
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{short(part)}" for part in path)
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{printable_line(short(part))}" for part in path)
     return text.removeprefix(".") or "definition"
 
 
 def argument_path(path: Path) -> str:
     """Return a path in a call's arguments for a model, such as `queries item 2`, counted from 1 as in results."""
-    text = "".join(f" item {part + 1}" if isinstance(part, int) else f".{short(part)}" for part in path)
+    text = "".join(f" item {part + 1}" if isinstance(part, int) else f".{printable_line(short(part))}" for part in path)
     return text.removeprefix(".").strip() or "arguments"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from openapi_tool.protocol.attempts import UpstreamAttempt, attempt_objects
+from openapi_tool.protocol.attempts import UpstreamAttempt, attempt_objects, requests_resent
 from openapi_tool.protocol.cards import StoredText
 from openapi_tool.protocol.errors import Status, ToolError
 from openapi_tool.protocol.jsontext import storable, storable_text
@@ -145,7 +145,7 @@ def failure(
 
 def _unshown(attempts: Sequence[UpstreamAttempt], session: str | None, budget: BudgetObject | None) -> ToolOutputObject:
     """Return the members of `tool_output` that no model is shown."""
-    unshown = ToolOutputObject(retries=sum(attempt.resends > 0 for attempt in attempts))
+    unshown = ToolOutputObject(retries=requests_resent(attempts))
     if session is not None:
         unshown["session"] = session
     if attempts:

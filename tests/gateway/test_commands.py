@@ -24,6 +24,7 @@ from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.quotas.budgets import Budgets, Spender
 from openapi_tool.quotas.permits import Permit
 from openapi_tool.state.sqlite import StateFile
+from openapi_tool.telemetry.upstream_waits import UPSTREAM_WAITS
 from openapi_tool.tools.deadlines import Deadline
 from tests.gateway.conftest import ME, PAGE, OpenGateway, until
 from tests.requirements import requirement
@@ -192,12 +193,14 @@ async def test_what_gets_no_connection_is_no_request_anywhere(
         with monkeypatch.context() as patch:
             patch.setattr(LoopbackResolver, "resolve", unresolved)
             answer = await gateway.call(ME, "jina_read", {"url": PAGE})
+            assert UPSTREAM_WAITS.snapshot() == []
         assert (await gateway.call(ME, "jina_read", {"url": PAGE})).fields.error is None
         [limit] = json.loads((await run("limits", "--json")).stdout)["limits"]
         table = (await run("limits")).stdout
         [budget] = json.loads((await run("budgets", "--json")).stdout)["budgets"]
     assert answer.fields.error_code == "upstream_unavailable"
     assert len(answer.facts["attempts"]) == 3
+    assert answer.facts["retries"] == 0
     finished = [vars(record) for record in caplog.records if vars(record).get("action") == "call.finished"]
     assert [record["requests"] for record in finished] == [0, 1]
     assert [each["sent_per_minute"] for each in limit["replicas"].values()] == [1]

@@ -49,6 +49,19 @@ async def test_no_argument_makes_a_problem_long(serve: Serve, tool: str) -> None
     assert failed > 100
 
 
+@requirement("errors.bounded", "gateway.http")
+async def test_no_name_or_value_brings_a_control_character_into_a_problem(serve: Serve) -> None:
+    hostile = "a\x9b31mred\u202e\x1b]0;t\x07"
+    given: list[dict[str, Any]] = [{hostile: 1}, {"url": hostile}, {"url": PAGE, hostile: {hostile: 1}}]
+    async with serve() as served, served.client() as client:
+        answers = [await client.post("/v1/tools/jina_read", json=arguments) for arguments in given]
+    for answer in answers:
+        assert answer.status_code == 400
+        assert json.dumps(answer.json(), ensure_ascii=False).isprintable()
+        assert not any(map(answer.text.__contains__, "\x9b\u202e"))
+    assert "a\\x9b31mred\\u202e" in answers[0].json()["detail"]
+
+
 def messages() -> Iterator[dict[str, Any]]:
     """Yield requests of MCP with a huge value in one place."""
     yield {"method": HUGE}

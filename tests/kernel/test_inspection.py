@@ -892,7 +892,10 @@ def limited(cost: Usage, ms: int) -> ResultFields:
     return failure(
         error,
         ms,
-        [UpstreamAttempt(0.0, "GET", "s.jina.ai", 0), UpstreamAttempt(1.0, "GET", "s.jina.ai", 1)],
+        [
+            UpstreamAttempt(0.0, "GET", "s.jina.ai", 0, is_sent=True),
+            UpstreamAttempt(1.0, "GET", "s.jina.ai", 1, is_sent=True),
+        ],
         session="s2",
     )
 

@@ -52,7 +52,7 @@ from openapi_tool.tools.bounds import (
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.definition_parser import parse_definition
-from openapi_tool.tools.problems import MAX_PROBLEMS
+from openapi_tool.tools.problems import MAX_PROBLEMS, argument_path
 from openapi_tool.tools.schema import schema_problems
 from openapi_tool.tools.session_identities import SessionIdentities
 from openapi_tool.tools.stored_rows import registration
@@ -213,7 +213,7 @@ def test_a_refusal_names_everything_that_is_wrong(call: tuple[ToolDefinition, di
                 if any(
                     problem.startswith(f"{shown_name}{end}")
                     for problem in problems
-                    for shown_name in {name, name.removeprefix(".").strip() or "arguments", fold(name)}
+                    for shown_name in {name, argument_path((name,)), fold(name)}
                     for end in ":. "
                 )
             }

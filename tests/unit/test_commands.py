@@ -56,9 +56,9 @@ from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.sample_calls import CompletedCall
 from openapi_tool.local.stack import EmbeddedStack
+from openapi_tool.protocol.printable import printable_json, printable_line, printable_lines
 from openapi_tool.service.process_parts import upstream_transport
 from openapi_tool.telemetry.logs import ConsoleFormatter
-from openapi_tool.telemetry.printable import printable_json, printable_line, printable_lines
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.telemetry.replica_problems import but_noticed, found_problems
 from openapi_tool.tools.problems import Problem

@@ -18,4 +18,4 @@ def test_no_stack_is_looked_for_where_no_file_can_be_written(monkeypatch: pytest
 
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setattr(tempfile, "gettempdir", nowhere)
-    assert names_of_dev() == []
+    assert names_of_dev() == ""

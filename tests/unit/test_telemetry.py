@@ -612,8 +612,8 @@ class Upstream:
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
         self.waits = UpstreamWaits()
 
-    def begin(self) -> UpstreamAttempt:
-        attempt = UpstreamAttempt(self.now, "GET", "a.example", 0)
+    def begin(self, *, is_sent: bool = True) -> UpstreamAttempt:
+        attempt = UpstreamAttempt(self.now, "GET", "a.example", 0, is_sent=is_sent)
         self.waits.begin(attempt)
         return attempt
 
@@ -625,6 +625,16 @@ class Upstream:
 
     def shown(self) -> list[tuple[int, float, float]]:
         return [(host["open"], host["oldest_s"], host["silent_s"]) for host in self.waits.snapshot()]
+
+
+@requirement("cli.top")
+def test_a_host_to_which_nothing_could_be_sent_is_not_said_to_be_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    upstream = Upstream(monkeypatch)
+    attempt = upstream.begin(is_sent=False)
+    upstream.now += 10
+    assert upstream.shown() == [(1, 10.0, 10.0)]  # it waits for its connection
+    upstream.end(attempt)
+    assert upstream.shown() == []
 
 
 @requirement("cli.top")

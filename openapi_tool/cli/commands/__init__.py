@@ -27,7 +27,7 @@ from openapi_tool.cli.commands.errors import ProgramGroup
 from openapi_tool.cli.options import is_dev_option
 from openapi_tool.cli.output import fail
 from openapi_tool.environment import DEV_VARIABLE, temporary_variable, without_variable
-from openapi_tool.telemetry.printable import printable_lines
+from openapi_tool.protocol.printable import printable_lines
 
 app = typer.Typer(
     name="openapi-tool",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
 
 _UNSAFE = re.compile(
     r"[\x00-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
@@ -35,7 +34,7 @@ def printable_lines(text: str, indent: str = "") -> str:
     return f"\n{indent}".join(lines)
 
 
-def printable_json(value: Any, indent: int | None = None) -> str:
+def printable_json(value: object, indent: int | None = None) -> str:
     """Return JSON with unsafe characters escaped; it parses to the same value."""
     lines = json.dumps(value, ensure_ascii=False, indent=indent).split("\n")
     return "\n".join(_UNSAFE.sub(_json_escape, line) for line in lines)
