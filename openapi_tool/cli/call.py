@@ -1,4 +1,4 @@
-"""`openapi-tool call`: call a tool as a kernel does: that of `dev`, or the one of PG_DSN and NATS_SERVERS."""
+"""`openapi-tool call`: call a tool as a kernel does: the one of the settings, or that of `dev`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Iterable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,14 +14,16 @@ from typing import Any, NamedTuple
 import orjson
 import typer
 from pydantic import ValidationError
+from pydantic_settings import SettingsError as UnreadableVariable
 
 from openapi_tool.bootstrap import NAME, build_bootstrap
 from openapi_tool.cli.call_outcome import CallOutcome, print_outcome
 from openapi_tool.cli.given_names import check_given
+from openapi_tool.cli.kernel import is_dev_named, is_given, settings_name_servers
 from openapi_tool.cli.nats_connection import connected_once
 from openapi_tool.cli.output import INTERRUPTED, fail
 from openapi_tool.concurrency.cancellation import interruptible
-from openapi_tool.environment import DEFAULT_AUTH_ENV, DEV_VARIABLE
+from openapi_tool.environment import DEFAULT_AUTH_ENV
 from openapi_tool.kernel.postgres.failures import located, translate_connection_errors
 from openapi_tool.local.caller import ERRORS, Caller
 from openapi_tool.local.database import open_database
@@ -32,8 +34,9 @@ from openapi_tool.nats_client.options import BusOptions, NatsOptions
 from openapi_tool.options.postgres import PoolOptions, PostgresOptions
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.jsontext import is_deeper_than
-from openapi_tool.settings import load_settings
+from openapi_tool.settings import given_values, load_settings
 from openapi_tool.settings.model import with_values
+from openapi_tool.settings.sources import SourceUnreadable
 from openapi_tool.settings.variables import empty_servers
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.problems import Path as Place
@@ -92,14 +95,13 @@ def _kernel() -> _Kernel:
     """Return the kernel of the settings, or the running `dev`. Raises DevError, SettingsError."""
     for problem in empty_servers(os.environ):
         raise DevError(problem)
-    dsn = os.environ.get("PG_DSN")
-    servers = os.environ.get("NATS_SERVERS")
-    if os.environ.get(DEV_VARIABLE) or (not dsn and not servers):
-        return _kernel_of_dev()
-    if not dsn or not servers:
-        raise DevError("set both PG_DSN and NATS_SERVERS, or neither for the dev stack")
-    settings = load_settings({"postgres": {"dsn": dsn}, "nats": {"servers": servers}})
-    bootstrap = build_bootstrap(settings, os.environ)
+    with suppress(SourceUnreadable, UnreadableVariable):  # reported when the settings are loaded
+        if is_dev_named() or not settings_name_servers():
+            return _kernel_of_dev()
+        configured = given_values()
+        if not (is_given(configured, "postgres", "dsn") and is_given(configured, "nats", "servers")):
+            raise DevError("set both PG_DSN and NATS_SERVERS, or neither for the dev stack")
+    bootstrap = build_bootstrap(load_settings(), os.environ)
     # The kernel's login, to which the inbox of the executor is denied (docs/least-privilege.md).
     bus = replace(bootstrap.bus, nats=with_values(bootstrap.bus.nats, inbox_prefix=_INBOX), listed_by="")
     return _Kernel(bootstrap.pool, bus, bootstrap.redactor)

@@ -179,6 +179,23 @@ def test_no_registry_of_a_dev_is_used_where_the_settings_name_servers(command: l
     assert "PostgreSQL at 127.0.0.1:9 " in of_settings.stderr
 
 
+@requirement("cli.dev", "cli.call")
+@pytest.mark.usefixtures("dev")
+def test_a_call_goes_to_the_servers_of_a_settings_file_not_to_a_running_dev(folder: Path) -> None:
+    file = folder / "settings.toml"
+    nats = '[nats]\nservers = ["nats://127.0.0.1:9"]\n'
+    for content, said in (
+        (nats, "set both PG_DSN and NATS_SERVERS, or neither for the dev stack\n"),
+        (f'{nats}[postgres]\ndsn = "postgresql://me@127.0.0.1:9/own"\n', " at 127.0.0.1:9: "),
+    ):
+        file.write_text(content)
+        words = ("call", "x", "--project", "p", "--agent", "a", "--yes")
+        refused = run(*words, OPENAPI_TOOL_CONFIG=str(file))
+        assert (refused.exit_code, said in refused.stderr) == (2, True), refused.stderr
+        named = run("--dev", "dev", *words, OPENAPI_TOOL_CONFIG=str(file))
+        assert " at 127.0.0.1:1: " in named.stderr
+
+
 @requirement("cli.dev", "gateway.commands")
 @pytest.mark.parametrize("command", [*WITH_STATE, *OF_TOKENS], ids=" ".join)
 def test_a_state_in_nats_is_never_that_of_a_dev(command: list[str], folder: Path) -> None:

@@ -132,7 +132,7 @@ def call(
 ) -> None:
     """Call a tool as the kernel does, and print what the model would read.
 
-    Uses the running dev stack, or the servers in PG_DSN and NATS_SERVERS. Exit codes: 0 success, 1 the
+    Uses the servers of the settings (PG_DSN and NATS_SERVERS), else the running dev stack. Exit codes: 0 success, 1 the
     result is an error, 2 wrong usage or settings, or nothing reachable (nothing was written), 3 no result
     in time, 130 interrupted.
     """
