@@ -24,6 +24,7 @@ from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.quotas.budgets import Budgets, Spender
 from openapi_tool.quotas.permits import Permit
 from openapi_tool.state.sqlite import StateFile
+from openapi_tool.telemetry.calls import RECENT
 from openapi_tool.tools.deadlines import Deadline
 from tests.gateway.conftest import ME, PAGE, OpenGateway, until
 from tests.requirements import requirement
@@ -212,6 +213,7 @@ async def test_running_processes_answer_top_limits_and_budgets(opened: OpenGatew
         "budgets": {"project_day_tokens": 1_000_000},
         "limits": {"reader_requests_per_minute": 100},
     }
+    RECENT.clear()
     async with opened(state, **settings) as gateway:
         await gateway.call(ME, "jina_read", {"url": PAGE})
         top = json.loads((await run("top", "--json")).stdout)
@@ -222,6 +224,7 @@ async def test_running_processes_answer_top_limits_and_budgets(opened: OpenGatew
     assert ("not shared" in table.stdout, table.stderr) == (True, "")
     assert len(top["replicas"]) == 1
     assert top["problems"] == []
+    assert [row["tool"] for row in top["replicas"][0]["tools"]] == ["jina_read"]
     assert "no problem is known now" in shown.stdout
     assert limits["limits"][0]["requests_per_minute"] == 100
     assert budgets["budgets"][0]["project"] == ME.project_id
@@ -255,6 +258,9 @@ async def test_the_name_of_an_operation_instead_of_its_tool_is_pointed_out(state
     for name, pointed_out in (("jina.read", True), ("jina_read", False)):
         done = await run("tools", "disable", name, "--all-projects", "--reason", "Broken.")
         assert (done.exit_code, "but as 'jina_read'" in done.stderr) == (0, pointed_out)
+        warning = f"warning: this stops no call unless a tool is named {name!r} in its project: "
+        assert done.stderr.startswith(warning) is pointed_out
+        assert done.stderr.splitlines()[-1] == f"disabled tool {name!r} of all projects"
 
 
 async def store(state: Path, value: bytes | str, key: str) -> None:
