@@ -67,7 +67,10 @@ async def test_usage_sums_up_the_rows_of_calls(opened: OpenGateway, state: Path,
     nobody = await run("usage", "--project", "nobody")
     assert (nobody.exit_code, nobody.stderr) == (0, "no calls of project 'nobody' in this time\n")
     unnamed = await run("usage")
-    assert unnamed.stderr == "no calls of project 'local' in this time; name another project with --project\n"
+    assert unnamed.stderr == (
+        "of the gateway that --state names, project local\n"
+        "no calls of project 'local' in this time; name another project with --project\n"
+    )
 
 
 @requirement("gateway.commands", "mcp.cancellation")

@@ -246,7 +246,7 @@ async def test_the_command_shows_limits_waiting_calls_and_refused_keys(world_wit
     world.stack.upstream.rules({"match": "hello", "statuses": [200, 401, 401]})
     assert "no replica answers" in await run(world, "limits", code=1)
     async with executors(world, 1, search_requests_per_minute=LIMIT, keys={"SEARCH_API_KEY": {"reader_concurrent": 2}}):
-        assert "no key was used since the processes started" in await run(world, "limits")
+        assert "no key with a limit was used since the processes started" in await run(world, "limits")
         for _ in range(3):
             await sent(world, 1)
         found = json.loads(await run(world, "limits", "--json"))
