@@ -6,7 +6,7 @@ used since its start.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,11 @@ from openapi_tool.cli.given_names import check_given
 from openapi_tool.cli.output import print_status
 from openapi_tool.cli.statistics import Statistics, show_statistics
 from openapi_tool.cli.tables import Rows
+from openapi_tool.tools.wording import short
 
 _ACCOUNT_FIELDS = ("project", "scope", "who", "tool", "period")
 _HEADS = ("project", "scope", "agent or session", "tool", "period", "requests", "tokens", "used", "renews")
+_MAX_PROJECTS = 10  # that are named if the wanted one has no account
 _NO_BUDGET = """\
 no account was used since the processes started: no budget is set, or no call came under one
 Set one in the settings, and restart all processes (docs/tools.md#budgets):
@@ -57,10 +59,14 @@ def _used_share(account: Mapping[str, Any]) -> float:
 
 
 def shown(replicas: Statistics, project: str | None = None) -> Rows:
-    """Return a table of the accounts; if there is none, print how to set a budget, and exit."""
+    """Return a table of the accounts; if there is none, print of which projects there are some, and exit.
+
+    If there are none at all, print how to set a budget.
+    """
     accounts = used_accounts(replicas, project)
     if not accounts:
-        print_status(_NO_BUDGET)
+        projects = {str(account.get("project")) for account in used_accounts(replicas)}
+        print_status(_no_account_of(project, projects) if project is not None and projects else _NO_BUDGET)
         raise typer.Exit
     table = Rows(*_HEADS, title="budgets")
     for account in accounts:
@@ -75,6 +81,16 @@ def shown(replicas: Statistics, project: str | None = None) -> Rows:
             account.get("renews_at") or "-",
         )
     return table
+
+
+def _no_account_of(project: str, others: Collection[str]) -> str:
+    shown = sorted(others)[:_MAX_PROJECTS]
+    more = len(others) - len(shown)
+    names = ", ".join(short(name) for name in shown) + (f" and {more:,} more" if more else "")
+    return (
+        f"no account of project {short(project)!r} was used since the processes started; there are accounts of the "
+        f"projects: {names}"
+    )
 
 
 def _left(account: Mapping[str, Any], kind: str) -> str:

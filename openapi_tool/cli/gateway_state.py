@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from pydantic_settings import SettingsError as UnreadableVariable
 
-from openapi_tool.cli.kernel import dev_in_use, is_dev_named, is_given, project_of_dev
+from openapi_tool.cli.kernel import dev_in_use, is_dev_named, is_given, kernel_settings, project_of_dev
 from openapi_tool.cli.nats_connection import with_nats
 from openapi_tool.cli.output import fail, print_status
 from openapi_tool.gateway.call_row import CallRow
@@ -153,6 +153,9 @@ def _say(selection: _Selection, default_project: str = "") -> None:
     of_project = f", project {default_project}" if default_project else ""
     if selection.is_default_file:
         print_status(f"of the gateway with the state file {selection.state}{of_project}")
+    elif selection.state is not None and default_project:
+        named = "with its state in NATS" if selection.state == NATS else "that --state names"
+        print_status(f"of the gateway {named}{of_project}")
     elif selection.dev is not None and (default_project or not is_dev_named()):
         other = None if is_dev_named() else _existing_default_file()
         instead = f"; of the gateway instead: --state {shlex.quote(str(other))}" if other else ""
@@ -188,6 +191,7 @@ def selected_project(state_option: Path | None, project_option: str | None) -> S
     elif project is None and selection.dev is not None:
         project = project_of_dev()
     if project is None:
+        kernel_settings()  # fails first if the settings lack the kernel's database
         fail("--project is missing; name the project")
     if not is_token(project):
         fail(f"--project: {short(project)!r} is no project id: it is empty or contains blanks or `.*>`")

@@ -203,7 +203,7 @@ def _key(entry: Mapping[str, Any]) -> str:
 
 
 def _without_use(limits_set: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Return what is shown while no key was used."""
+    """Return what is shown while no key with a limit was used."""
     if not limits_set:
         return Text(_NO_LIMIT)
     table = Rows("key", "endpoint", "requests/min", "tokens/min", "at once", "dry run", title="configured limits")
@@ -216,4 +216,4 @@ def _without_use(limits_set: Sequence[Mapping[str, Any]]) -> RenderableType:
             or_dash(limit["concurrent"]),
             "yes" if limit["dry_run"] else "",
         )
-    return Group(Text("no key was used since the processes started; these limits are set"), table)
+    return Group(Text("no key with a limit was used since the processes started; these limits are set"), table)

@@ -58,20 +58,27 @@ def disable(
 
     path = selected_state(state)
     _change_switches(change, path)
+    _remark_on_name(switch.tool_name, of_gateway=path is not None)  # first, as perhaps nothing is stopped
     _show_change("disabled", switch, as_json=as_json)
-    _remark_on_name(switch.tool_name, of_gateway=path is not None)
 
 
 def _remark_on_name(name: str, *, of_gateway: bool) -> None:
-    """Say so if no built-in tool is registered by this name, but probably one is meant."""
+    """Warn that perhaps nothing is stopped, if no built-in tool is registered by this name and one is meant."""
     registered = {built_in: str(registration(tool)["tool_name"]) for built_in, tool in CATALOGUE.items()}
     if name in registered:
-        print_status(f"no built-in tool is registered as {name!r}, but as {registered[name]!r}: is that one meant?")
+        print_status(
+            f"{_perhaps_nothing(name)}: no built-in tool is registered by this name, but as {registered[name]!r}"
+        )
     elif of_gateway and name not in (ALL, *registered.values()):  # a kernel has tools of its own
         hint = did_you_mean(name, registered.values())
         print_status(
-            f"no built-in tool is registered as {name!r}{hint} (a gateway with --tools FOLDER has those of that folder)"
+            f"{_perhaps_nothing(name)}: no built-in tool is registered as {name!r}{hint} "
+            "(a gateway with --tools FOLDER has those of that folder)"
         )
+
+
+def _perhaps_nothing(name: str) -> str:
+    return f"warning: this stops no call unless a tool is named {name!r} in its project"
 
 
 def enable(

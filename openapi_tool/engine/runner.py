@@ -111,10 +111,11 @@ class ToolRunner:
         session_id: str | None = None
         full_text = None
         try:
+            # First, as a disabled tool is refused for that reason even if its arguments or its key are not usable.
+            self.check_switch(call.project, definition.tool_name)
             arguments = await self._arguments(call, definition, tool_call, deadline)
             session_id = arguments.session_id
             _log_start(call, definition, arguments)
-            self._check_switch(call.project, definition.tool_name)
             await self._options.authorizer.authorize(definition, call.identity, arguments)
             _refuse_if_late(deadline)
             shown = await self._shown(call, definition, arguments, deadline)
@@ -153,7 +154,7 @@ class ToolRunner:
         if request.cursor is None:
             # The backend checks the switch again after each wait for a permit. The function must not refer to `call`,
             # as `call` refers to the function: only the garbage collector would free such a cycle.
-            call.recheck = partial(self._check_switch, call.project, definition.tool_name)
+            call.recheck = partial(self.check_switch, call.project, definition.tool_name)
             output = await self._backend.run(definition, arguments, deadline, call)
             return await self._pagination.show(call, definition, output, request.max_tokens)
         call.known_budget = self._backend.known_budget(definition, arguments, call)
@@ -163,7 +164,7 @@ class ToolRunner:
         async with _search_limit(deadline):
             return await self._pagination.search(call, definition, request.search, request.cursor, request.max_tokens)
 
-    def _check_switch(self, project: str, tool_name: str) -> None:
+    def check_switch(self, project: str, tool_name: str) -> None:
         """Raise ToolNotAvailable if an operator has disabled the tool, perhaps while the call runs."""
         self._switches.check(project, tool_name)
 

@@ -255,10 +255,11 @@ class Gateway:
         definition = running.tool.definition
         result_name = None
         try:
+            self._switches.check(running.caller.project_id, definition.tool_name)  # before the arguments
             arguments = _checked(running.unchecked_arguments)
             if may_store(definition, arguments):
                 result_name = name_of_result(call.identity, definition, arguments)
-            fields = await self._untaken(running, result_name)
+            fields = await self._untaken(result_name)
             if fields is None:
                 fields = await self._run_in_slot(running, arguments)
         except Exception as error:  # noqa: BLE001 - `failure_result` logs a defect
@@ -267,9 +268,9 @@ class Gateway:
             )
         return _Outcome(fields, result_name)
 
-    async def _untaken(self, running: RunningCall, result_name: str | None) -> ResultFields | None:
-        """Return the result of an identical call that nobody took; None without one, or if the tool is disabled now."""
-        if result_name is None or self._is_disabled(running.caller, running.tool):
+    async def _untaken(self, result_name: str | None) -> ResultFields | None:
+        """Return the result of an identical call that nobody took; None without one."""
+        if result_name is None:
             return None
         try:
             return await self._parts.untaken.get(result_name)

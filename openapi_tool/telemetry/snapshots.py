@@ -19,7 +19,6 @@ from openapi_tool.telemetry.health import Health
 from openapi_tool.telemetry.metrics import Instrument, samples
 from openapi_tool.telemetry.recent_warnings import RECENT_WARNINGS
 from openapi_tool.telemetry.upstream_waits import UPSTREAM_WAITS
-from openapi_tool.tools.wording import short
 
 WINDOW_S = 60.0
 """Period of rates and latencies; shorter if `RECENT`, the list of the last calls, cannot hold all calls of a minute."""
@@ -139,22 +138,17 @@ def _quantile_ms(sorted_seconds: Sequence[float], share: float) -> int | None:
     return round(1000 * sorted_seconds[index])
 
 
-def _tool(call: CallFacts) -> str:
-    """Return the built-in tool, or the project's name of a tool whose definition is not usable."""
-    return call.tool or short(call.function_name)
-
-
 def _by_tool(calls: Sequence[CallFacts]) -> list[dict[str, Any]]:
-    """Return the rates of each project and tool, those with the most calls first."""
+    """Return the rates of each project and tool, by its name in the project, those with the most calls first."""
     groups: dict[tuple[str, str], list[CallFacts]] = defaultdict(list)
     for call in calls:
-        groups[call.ids["project_id"], _tool(call)].append(call)
+        groups[call.ids["project_id"], call.function_name].append(call)
     busiest = sorted(groups, key=lambda name: len(groups[name]), reverse=True)[:_MAX_ROWS]
     return [{"project": project, "tool": tool, **_rates(groups[project, tool], WINDOW_S)} for project, tool in busiest]
 
 
 def _errors(calls: Sequence[CallFacts]) -> list[dict[str, Any]]:
-    failed = Counter((call.ids["project_id"], _tool(call), call.error_code) for call in calls if call.error_code)
+    failed = Counter((call.ids["project_id"], call.function_name, call.error_code) for call in calls if call.error_code)
     return [
         {"project": project, "tool": tool, "error_code": code, "calls": count}
         for (project, tool, code), count in failed.most_common(_MAX_ROWS)
@@ -165,7 +159,7 @@ def _call(call: CallFacts, now: float) -> dict[str, Any]:
     return {
         "ago_s": round(now - call.ended, 1),
         "project": call.ids["project_id"],
-        "tool": _tool(call),
+        "tool": call.function_name,
         "status": call.status,
         "error_code": call.error_code,
         "ms": round(call.seconds * 1000),

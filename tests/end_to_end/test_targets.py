@@ -274,7 +274,25 @@ def test_inspect_says_that_another_project_can_be_named(default_file: Path) -> N
     assert unnamed.stderr.startswith(f"of the gateway with the state file {default_file}, project local\n")
     assert unnamed.stderr.endswith(hint)
     assert run("inspect", "tc_1", "--state", str(default_file)).stderr.endswith(hint)
+    for words in (["inspect", "tc_1"], ["usage"], ["usage", "--json"], ["usage", "--csv"]):
+        named_file = run(*words, "--state", str(default_file))
+        said = "of the gateway that --state names, project local"
+        assert (named_file.stderr.splitlines()[0], said in named_file.stdout) == (said, False)
+        with_project = run(*words, "--state", str(default_file), "--project", "p")
+        assert "of the gateway" not in with_project.stderr
     assert not run("inspect", "tc_1", "--project", "p").stderr.endswith(hint)
+
+
+@requirement("cli.inspect", "gateway.commands")
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("command", [["usage"], ["inspect", "tc_1"]], ids=" ".join)
+def test_what_is_missing_is_named_in_the_order_in_which_it_is_needed(command: list[str]) -> None:
+    nothing = run(*command)
+    first, last = nothing.stderr.splitlines()
+    assert first.startswith("no settings name a server, no `dev` runs, and there is no gateway's state file ")
+    assert (nothing.exit_code, last) == (2, "openapi-tool: postgres: is missing; set PG_DSN")
+    kernel = run(*command, PG_DSN="postgresql://me@127.0.0.1:1/own")
+    assert (kernel.exit_code, kernel.stderr) == (2, "openapi-tool: --project is missing; name the project\n")
 
 
 @requirement("cli.dev", "cli.inspect")

@@ -24,6 +24,7 @@ from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.quotas.budgets import Budgets, Spender
 from openapi_tool.quotas.permits import Permit
 from openapi_tool.state.sqlite import StateFile
+from openapi_tool.telemetry.calls import RECENT
 from openapi_tool.telemetry.upstream_waits import UPSTREAM_WAITS
 from openapi_tool.tools.deadlines import Deadline
 from tests.gateway.conftest import ME, PAGE, OpenGateway, until
@@ -67,7 +68,10 @@ async def test_usage_sums_up_the_rows_of_calls(opened: OpenGateway, state: Path,
     nobody = await run("usage", "--project", "nobody")
     assert (nobody.exit_code, nobody.stderr) == (0, "no calls of project 'nobody' in this time\n")
     unnamed = await run("usage")
-    assert unnamed.stderr == "no calls of project 'local' in this time; name another project with --project\n"
+    assert unnamed.stderr == (
+        "of the gateway that --state names, project local\n"
+        "no calls of project 'local' in this time; name another project with --project\n"
+    )
 
 
 @requirement("gateway.commands", "mcp.cancellation")
@@ -215,6 +219,7 @@ async def test_running_processes_answer_top_limits_and_budgets(opened: OpenGatew
         "budgets": {"project_day_tokens": 1_000_000},
         "limits": {"reader_requests_per_minute": 100},
     }
+    RECENT.clear()
     async with opened(state, **settings) as gateway:
         await gateway.call(ME, "jina_read", {"url": PAGE})
         top = json.loads((await run("top", "--json")).stdout)
@@ -225,6 +230,7 @@ async def test_running_processes_answer_top_limits_and_budgets(opened: OpenGatew
     assert ("not shared" in table.stdout, table.stderr) == (True, "")
     assert len(top["replicas"]) == 1
     assert top["problems"] == []
+    assert [row["tool"] for row in top["replicas"][0]["tools"]] == ["jina_read"]
     assert "no problem is known now" in shown.stdout
     assert limits["limits"][0]["requests_per_minute"] == 100
     assert budgets["budgets"][0]["project"] == ME.project_id
@@ -258,6 +264,9 @@ async def test_the_name_of_an_operation_instead_of_its_tool_is_pointed_out(state
     for name, pointed_out in (("jina.read", True), ("jina_read", False)):
         done = await run("tools", "disable", name, "--all-projects", "--reason", "Broken.")
         assert (done.exit_code, "but as 'jina_read'" in done.stderr) == (0, pointed_out)
+        warning = f"warning: this stops no call unless a tool is named {name!r} in its project: "
+        assert done.stderr.startswith(warning) is pointed_out
+        assert done.stderr.splitlines()[-1] == f"disabled tool {name!r} of all projects"
 
 
 async def store(state: Path, value: bytes | str, key: str) -> None:

@@ -486,6 +486,25 @@ async def test_a_stored_result_is_only_for_a_caller_who_may_call_its_tool(serve:
     assert len(double.requests()) == 1
 
 
+@requirement("switches", "gateway.http")
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [({"query": "x"}, "tool_misconfigured"), ({}, "bad_request"), ({"query": [0] * 2_000}, "bad_request")],
+    ids=["no key", "invalid arguments", "too many arguments"],
+)
+async def test_a_disabled_tool_is_refused_for_that_before_its_arguments_and_key_are_looked_at(
+    serve: Serve, tmp_path: Path, body: Any, code: str
+) -> None:
+    (tmp_path / "docs.yaml").write_text(CUSTOM.replace("auth_env: JINA_API_KEY", "auth_env: UNSET"))
+    path = "/v1/tools/docs__search"
+    async with serve(tools=tmp_path, secrets={"allowed_env": ["UNSET"]}) as served, served.client() as client:
+        assert (await client.post(path, json=body)).json()["code"] == code
+        served.gateway.use_switches(Switches([Switch(ALL, ALL, "Broken.", "me", "2026-01-01T00:00:00Z")]))
+        refused = await client.post(path, json=body)
+    assert (refused.status_code, refused.json()["code"]) == (403, "tool_not_available")
+    assert "An operator disabled this tool: Broken." in refused.json()["detail"]
+
+
 @requirement("gateway.tokens")
 async def test_running_requests_of_a_revoked_token_end(
     serve: Serve, double: UpstreamDouble, monkeypatch: pytest.MonkeyPatch

@@ -449,6 +449,14 @@ def test_top_says_what_an_outage_of_nats_means_for_both_doors(monkeypatch: pytes
     assert "a kernel's commands wait in NATS meanwhile, a gateway's calls go on" in shown.stderr
 
 
+@requirement("gateway.commands", "gateway.replicated")
+@pytest.mark.usefixtures("variables")
+def test_usage_says_of_which_project_the_rows_in_nats_are() -> None:
+    for words in (["usage"], ["usage", "--state", "nats"], ["inspect", "tc_1"]):
+        shown = CliRunner().invoke(app, words)
+        assert shown.stderr.splitlines()[0] == "of the gateway with its state in NATS, project local"
+
+
 @pytest.mark.thorough
 @requirement("gateway.tokens", "gateway.replicated", "gateway.drain")
 @pytest.mark.usefixtures("variables")

@@ -924,6 +924,29 @@ def test_without_limits_and_budgets_the_commands_say_how_to_set_one(capsys: pyte
     assert "docs/tools.md#budgets" in said
 
 
+@requirement("gateway.commands")
+def test_of_a_project_without_an_account_budgets_says_which_projects_have_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def said(projects: list[str], project: str | None) -> str:
+        with pytest.raises(typer.Exit) as exited:
+            budgets.shown([{**REPLICA, "budgets": [{"project": name, "share": 0.5} for name in projects]}], project)
+        assert exited.value.exit_code == 0
+        return " ".join(capsys.readouterr().err.split())
+
+    started = "was used since the processes started"
+    none_of_x = f"no account of project 'x' {started}; there are accounts of the projects:"
+    assert said(["q", "p", "p"], "x") == f"{none_of_x} p, q"
+    many = [f"p{number:02}" for number in range(12)]
+    assert said(many, "x") == f"{none_of_x} {', '.join(many[:10])} and 2 more"
+    assert said([], "x").startswith(f"no account {started}: no budget is set")
+    shown = io.StringIO()
+    Console(file=shown, width=200).print(
+        budgets.shown([{**REPLICA, "budgets": [{"project": "p", "share": 0.5}, {"project": "q"}]}], "p")
+    )
+    assert "50%" in shown.getvalue()
+
+
 LIMIT: dict[str, Any] = {
     "endpoint": "search",
     "requests_per_minute": 100,
@@ -939,7 +962,8 @@ def test_limits_that_no_key_has_used_are_shown_as_configured() -> None:
     written = io.StringIO()
     Console(file=written, width=200).print(limits.shown(replicas))
     assert "no limit is set" not in written.getvalue()
-    assert "no key was used since the processes started; these limits are set" in " ".join(written.getvalue().split())
+    said = " ".join(written.getvalue().split())
+    assert "no key with a limit was used since the processes started; these limits are set" in said
     (row,) = [line.split() for line in written.getvalue().replace("│", " ").splitlines() if " 100 " in line]
     assert row == ["each", "search", "100", "-", "-", "yes"]
     assert limits.configured_limits(replicas) == configured

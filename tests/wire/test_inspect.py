@@ -29,7 +29,7 @@ from openapi_tool.telemetry import calls
 from openapi_tool.telemetry.logs import JsonFormatter
 from openapi_tool.telemetry.redact import Redactor
 from tests.canary.run import Collector
-from tests.conftest import PROJECT
+from tests.conftest import PROJECT, search_tool
 from tests.requirements import requirement
 from tests.support import each
 from tests.wire.conftest import DURABLE, RECORDED_ARGUMENTS, World
@@ -235,7 +235,7 @@ async def test_top_shows_calls_errors_and_problems(world: World) -> None:
     await world.send(await world.place())
     (replica,) = (found := await top_output(world))["replicas"]
     assert (replica["calls"], replica["failed"], replica["running"], replica["slots"]) == (1, 1, 0, 64)
-    assert replica["errors"] == [{"project": PROJECT, "tool": "jina.search", "error_code": "auth_failed", "calls": 1}]
+    assert replica["errors"] == [{"project": PROJECT, "tool": "jina_search", "error_code": "auth_failed", "calls": 1}]
     assert replica["limits"]["executor.concurrency"] == 64
     assert "consumer is unavailable" in " ".join(found["problems"]), "no monitor runs in this test"
     text = await run(world, "top", "--once")
@@ -243,6 +243,18 @@ async def test_top_shows_calls_errors_and_problems(world: World) -> None:
     assert "1 replica, the last minute" in text
     assert "…" not in text, "narrow columns fold"
     assert "unused-key" not in json.dumps(found) + text
+
+
+@requirement("cli.top", "switches")
+async def test_top_shows_the_name_by_which_a_tool_can_be_disabled(world: World) -> None:
+    calls.RECENT.clear()
+    await world.caller.add_tool(PROJECT, {**search_tool(), "tool_name": "product_docs"})
+    for tool in ("jina_search", "product_docs"):
+        await world.send(await world.place(tool=tool))
+    ((replica,), text) = (await top_output(world))["replicas"], await run(world, "top", "--once")
+    assert {row["tool"] for row in replica["tools"]} == {"jina_search", "product_docs"}
+    assert [call["tool"] for call in replica["last"]] == ["product_docs", "jina_search"]
+    assert ("product_docs" in text, "jina.search" in text) == (True, False)
 
 
 _ROW = {"project": "p", "tool": "t", "calls": 1}

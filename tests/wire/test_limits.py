@@ -29,7 +29,7 @@ from openapi_tool.nats_records.switches import SWITCHES_KEY, change_switches, lo
 from openapi_tool.quotas import account_record, limit_record
 from openapi_tool.quotas.limit_record import LimitRecord
 from openapi_tool.tools.switches import Switch, Switches
-from tests.conftest import PROJECT
+from tests.conftest import PROJECT, search_tool
 from tests.requirements import requirement
 from tests.wire.conftest import World
 from tests.wire.test_inspect import run
@@ -246,7 +246,7 @@ async def test_the_command_shows_limits_waiting_calls_and_refused_keys(world_wit
     world.stack.upstream.rules({"match": "hello", "statuses": [200, 401, 401]})
     assert "no replica answers" in await run(world, "limits", code=1)
     async with executors(world, 1, search_requests_per_minute=LIMIT, keys={"SEARCH_API_KEY": {"reader_concurrent": 2}}):
-        assert "no key was used since the processes started" in await run(world, "limits")
+        assert "no key with a limit was used since the processes started" in await run(world, "limits")
         for _ in range(3):
             await sent(world, 1)
         found = json.loads(await run(world, "limits", "--json"))
@@ -308,11 +308,11 @@ async def run_ok(world: World, *arguments: str) -> str:
     return str(result.stdout)
 
 
-async def error_of_call(world: World) -> Any:
+async def error_of_call(world: World, arguments: Any = None) -> Any:
     """Read the switches, make a call, and return its error code and message; None if it succeeds."""
     assert world.components is not None
     await world.components.switches.check()
-    outcome = await world.send(await world.place())
+    outcome = await world.send(await world.place(arguments))
     error = outcome.content["error"]
     return error and (error["code"], error["message"])
 
@@ -361,6 +361,28 @@ async def test_other_tools_and_projects_stay_enabled(world: World) -> None:
     await run_ok(world, "disable", "jina_search", "--project", "another", *WHY)
     await run_ok(world, "disable", "jina_read", "--project", PROJECT, *WHY)
     assert await error_of_call(world) is None
+
+
+@requirement("switches")
+@pytest.mark.parametrize(
+    ("definition", "arguments", "otherwise"),
+    [
+        (search_tool(jina={"mode": "search", "auth_env": "UNSET"}), None, "tool_misconfigured"),
+        (search_tool(jina={"mode": "search", "base_url": "http://s.jina.ai"}), None, "tool_misconfigured"),
+        (search_tool(envs={"url": "JINA_API_KEY"}), None, "tool_misconfigured"),
+        ({**search_tool(), "parameters": {"type": "object", "required": ["q"]}}, {}, "bad_request"),
+        (search_tool(), {"query": [0] * 2_000}, "bad_request"),
+    ],
+    ids=["no key", "invalid definition", "secret not allowed", "invalid arguments", "too many arguments"],
+)
+async def test_a_disabled_tool_is_refused_for_that_before_anything_else_of_the_call_is_looked_at(
+    world: World, definition: dict[str, Any], arguments: Any, otherwise: str
+) -> None:
+    await world.caller.add_tool(PROJECT, definition)
+    assert (await error_of_call(world, arguments))[0] == otherwise
+    await run_ok(world, "disable", "jina_search", "--project", PROJECT, *WHY)
+    code, message = await error_of_call(world, arguments)
+    assert (code, "An operator disabled this tool: it costs too much." in message) == ("tool_not_available", True)
 
 
 @requirement("switches")

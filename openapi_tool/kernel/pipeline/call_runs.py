@@ -16,7 +16,7 @@ from openapi_tool.kernel.pipeline.result_to_commit import ResultToCommit
 from openapi_tool.kernel.pipeline.turn_deadline import turn_deadline
 from openapi_tool.protocol.attempts import requests_sent
 from openapi_tool.protocol.cards import ToolCall, artifact_card, read_tool_call
-from openapi_tool.protocol.errors import InternalError, NotFound, ToolMisconfigured
+from openapi_tool.protocol.errors import InternalError, NotFound, ToolError, ToolMisconfigured
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.tools.deadlines import Deadline
 from openapi_tool.tools.definition import ToolDefinition
@@ -45,13 +45,10 @@ class CallRuns:
 
     async def run(self, delivered: DeliveredCall) -> ResultToCommit:
         """Run the call; every failure but Unavailable and CancelledError becomes its result."""
-        call, records = delivered.call, delivered.records
+        call = delivered.call
         try:
             record = _definition_to_run(delivered)
-            # The definition's own time limits are known only once it is parsed.
-            parse_deadline = self.limits.deadline(self._age_s(delivered), suspend_timeout_s=None)
-            definition = await self.runner.parse_definition(call, record, parse_deadline)
-            tool_call = read_tool_call(records.card, call.identity.tool_call_id)
+            definition, tool_call = await self._parsed(delivered, record)
         except Exception as cause:  # noqa: BLE001 - logged by `failure_result`
             name = delivered.command.function_name
             return ResultToCommit(self.runner.failure_result(call, name, cause, started=delivered.facts.loaded))
@@ -59,8 +56,25 @@ class CallRuns:
         result = await self._run_until(deadline, delivered, definition, tool_call)
         if result.full_text is None:
             return ResultToCommit(result.fields)
-        artifact = artifact_card(self.actor_id, call.identity, records.card, result.full_text, self.artifact_ttl_s)
+        artifact = artifact_card(
+            self.actor_id, call.identity, delivered.records.card, result.full_text, self.artifact_ttl_s
+        )
         return ResultToCommit(result.fields, artifact)
+
+    async def _parsed(self, delivered: DeliveredCall, record: DefinitionRecord) -> tuple[ToolDefinition, ToolCall]:
+        """Return the definition and the call's arguments. Raises ToolError.
+
+        A disabled tool is refused for that reason, even if its definition or the card is not usable.
+        """
+        call = delivered.call
+        try:
+            # The definition's own time limits are known only once it is parsed.
+            parse_deadline = self.limits.deadline(self._age_s(delivered), suspend_timeout_s=None)
+            definition = await self.runner.parse_definition(call, record, parse_deadline)
+            return definition, read_tool_call(delivered.records.card, call.identity.tool_call_id)
+        except ToolError:
+            self.runner.check_switch(call.project, record.tool_name)
+            raise
 
     async def _run_until(
         self, deadline: Deadline, delivered: DeliveredCall, definition: ToolDefinition, tool_call: ToolCall
