@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import gc
+import logging
 import os
 import shutil
 import signal
@@ -70,6 +71,18 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     whole = config.option.markexpr == _SUITE and config.args_source is pytest.Config.ArgsSource.TESTPATHS
     if whole and not config.option.keyword and not hasattr(config, "workerinput") and config.cache is not None:
         config.cache.set("suite/seconds", round(time.monotonic() - _BEGAN))
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    """Undo what a command that was run within this process has set: it would hide the lines of later tests."""
+    root, package = logging.getLogger(), logging.getLogger("openapi_tool")
+    handlers, levels = root.handlers[:], (root.level, package.level)
+    yield
+    if (root.level, package.level) != levels:
+        root.handlers[:] = handlers
+        root.setLevel(levels[0])
+        package.setLevel(levels[1])
 
 
 @pytest.fixture(scope="session", autouse=True)

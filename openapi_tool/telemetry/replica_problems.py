@@ -152,8 +152,8 @@ def _reports(replica: Replica, command: CommandLine) -> Iterator[_Report]:
         off = f"the local clock is {health['clock_offset_s']:+.1f} s off that of NATS"
         yield _Report(name, f"{off}: synchronize it, see clock.offset in the log")
     if replica.get("log_lines_dropped"):
-        lines = counted(replica["log_lines_dropped"], "log line")
-        yield _Report(name, f"since its start {lines} were dropped: nobody reads them, or its disk is full")
+        lines = counted(replica["log_lines_dropped"], "log line", "dropped")
+        yield _Report(name, f"since its start {lines}: nobody reads them, or its disk is full")
 
 
 def _suspicious_answers(name: str, replica: Replica) -> Iterator[_Report]:

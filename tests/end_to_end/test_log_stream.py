@@ -149,7 +149,7 @@ async def test_calls_are_answered_although_no_line_can_be_written(caller: Caller
         assert await executor.dropped_lines() > 20
         problems = found_problems(await gather_stats(caller.client, 1.0)).now  # a busy machine may cause others, too
         assert any(
-            re.search(r": since its start [0-9]{2,} log lines were dropped: nobody reads them", p) for p in problems
+            re.search(r": since its start [0-9]{2,} log lines are dropped: nobody reads them", p) for p in problems
         )
         executor.process.send_signal(signal.SIGTERM)
         assert await executor.exit_code() == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from inspect import unwrap
 from pathlib import Path
@@ -165,12 +167,14 @@ def options_for_paths(command: Any, words: tuple[str, ...]) -> Iterator[tuple[st
 @pytest.mark.parametrize("path", [".", "/"])
 @requirement("gateway.commands")
 def test_a_folder_is_no_state_file(path: str, tmp_path: Path) -> None:
-    for words in (["mcp"], ["tokens", "list"], ["usage"], ["state", "purge", "--yes"]):
+    says = f"openapi-tool: {path} is a folder; name a file with --state"
+    for words in (["tokens", "list"], ["usage"], ["state", "purge", "--yes"]):
         refused = run([*words, "--state", "GIVEN"], path, tmp_path)
-        assert (refused.exit_code, refused.stderr.splitlines()[-1]) == (
-            2,
-            f"openapi-tool: {path} is a folder; name a file with --state",
-        )
+        assert (refused.exit_code, refused.stderr.splitlines()[-1]) == (2, says)
+    # `mcp` writes its log in the background, so it is not run within this process.
+    command = [sys.executable, "-m", "openapi_tool", "mcp", "--state", path]
+    served = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)  # noqa: S603
+    assert (served.returncode, served.stderr.splitlines()[-1]) == (2, says)
 
 
 @pytest.mark.parametrize("words", [words for option, words in PATHS if option == "--state"], ids=" ".join)
