@@ -16,7 +16,7 @@ from openapi_tool.cli.given_names import check_given
 from openapi_tool.cli.output import print_status
 from openapi_tool.cli.statistics import Statistics, show_statistics
 from openapi_tool.cli.tables import Rows
-from openapi_tool.tools.wording import short
+from openapi_tool.tools.wording import first_of, short
 
 _ACCOUNT_FIELDS = ("project", "scope", "who", "tool", "period")
 _HEADS = ("project", "scope", "agent or session", "tool", "period", "requests", "tokens", "used", "renews")
@@ -84,12 +84,9 @@ def shown(replicas: Statistics, project: str | None = None) -> Rows:
 
 
 def _no_account_of(project: str, others: Collection[str]) -> str:
-    shown = sorted(others)[:_MAX_PROJECTS]
-    more = len(others) - len(shown)
-    names = ", ".join(short(name) for name in shown) + (f" and {more:,} more" if more else "")
     return (
         f"no account of project {short(project)!r} was used since the processes started; there are accounts of the "
-        f"projects: {names}"
+        f"projects: {first_of(sorted(others), _MAX_PROJECTS)}"
     )
 
 

@@ -27,6 +27,7 @@ from openapi_tool.protocol.errors import Unanswerable
 from openapi_tool.protocol.subjects import parse_command_subject
 from openapi_tool.settings import Settings, given_values, load_settings
 from openapi_tool.settings.sources import SourceUnreadable
+from openapi_tool.tools.wording import first_of
 
 if TYPE_CHECKING:
     from openapi_tool.local.dev_state import StackAddress
@@ -165,9 +166,9 @@ def names_of_dev() -> str:
     running = _running_devs()
     if not running:
         return ""
-    from openapi_tool.local.dev_state import listed_names  # noqa: PLC0415 - see `_has_dev`
+    from openapi_tool.local.dev_state import MAX_SHOWN_NAMES  # noqa: PLC0415 - see `_has_dev`
 
-    return listed_names(running)
+    return first_of(running, MAX_SHOWN_NAMES)
 
 
 def _running_devs() -> list[str]:

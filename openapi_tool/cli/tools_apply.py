@@ -23,7 +23,7 @@ from openapi_tool.protocol.printable import printable_line
 from openapi_tool.protocol.subjects import subject_in_version
 from openapi_tool.tools.registry import COLUMNS, RegistryError, RegistryUnreachable
 from openapi_tool.tools.stored_rows import as_yaml
-from openapi_tool.tools.wording import counted
+from openapi_tool.tools.wording import counted, first_of
 
 _MAX_CONCURRENT = 8  # requests: so that one command does not occupy the kernel's API
 _PROJECTS_SHOWN = 5
@@ -181,9 +181,8 @@ def _show_differences(changes: list[ApplyResult]) -> None:
     for result in changes:
         projects_by_diff[result.diff].append(result.project_id)
     for diff, projects in projects_by_diff.items():
-        more = f" and {len(projects) - _PROJECTS_SHOWN} more" if len(projects) > _PROJECTS_SHOWN else ""
         print_status("")
-        print_status(f"{', '.join(projects[:_PROJECTS_SHOWN])}{more}:")
+        print_status(f"{first_of(projects, _PROJECTS_SHOWN)}:")
         for line in diff.splitlines():
             print_status(line, colour=_COLOURS.get(line[:1]))
 

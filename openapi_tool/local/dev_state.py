@@ -22,6 +22,7 @@ from typing import Annotated, NamedTuple
 from pydantic import Field, TypeAdapter, ValidationError
 
 from openapi_tool.environment import DEV_VARIABLE
+from openapi_tool.tools.wording import first_of
 
 _LOCK_FILE = "dev.lock"  # in the folder of --keep
 _STATE_SUFFIX = ".json"
@@ -29,7 +30,9 @@ _NAME_CHARS = 32
 _NAME = re.compile(rf"[a-z0-9][a-z0-9-]{{0,{_NAME_CHARS - 1}}}")  # dev, dev2, my-stack
 _FIRST_NAME = "dev"
 _MAX_AUTOMATIC_NAMES = 16
-_MAX_SHOWN_NAMES = 10  # in a message
+MAX_SHOWN_NAMES = 10
+"""Running stacks that a message names."""
+
 _MAX_STATE_BYTES = 64 * 1024
 _MAX_PID = 2**31 - 1
 
@@ -220,14 +223,14 @@ def running_dev() -> StackAddress:
     found = _find_stacks(paths)
     if name and name not in found.running:
         missing = [f"no dev stack named {name[:_NAME_CHARS]!r} is running", *found.why_others_not]
-        raise DevError("; ".join([*missing, f"running are: {listed_names(running_stacks()) or 'none'}"]))
+        raise DevError("; ".join([*missing, f"running are: {first_of(running_stacks(), MAX_SHOWN_NAMES) or 'none'}"]))
     if not found.running:
         raise DevError("; ".join(found.why_others_not) or "no dev stack is running")
     [first, *others] = found.running
     if others:
+        names = first_of(list(found.running), MAX_SHOWN_NAMES)
         raise SeveralStacks(
-            f"{len(found.running)} dev stacks are running: {listed_names(found.running)}; name one, such as: "
-            f"openapi-tool --dev {first} …"
+            f"{len(found.running)} dev stacks are running: {names}; name one, such as: openapi-tool --dev {first} …"
         )
     return found.running[first]
 
@@ -235,13 +238,6 @@ def running_dev() -> StackAddress:
 def running_stacks() -> list[str]:
     """Return the names of this user's running dev stacks."""
     return list(_find_stacks(_state_files()).running)
-
-
-def listed_names(names: Iterable[str]) -> str:
-    """Return the names of stacks for a message: the first ones, and how many more there are."""
-    shown = list(names)
-    left = len(shown) - _MAX_SHOWN_NAMES
-    return ", ".join(shown[:_MAX_SHOWN_NAMES] + ([f"and {left} more"] if left > 0 else []))
 
 
 def _state_files() -> list[Path]:

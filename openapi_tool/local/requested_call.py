@@ -20,7 +20,7 @@ from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.nats_client.connection import outage_as_unavailable
 from openapi_tool.protocol.errors import Unanswerable, Unavailable
 from openapi_tool.protocol.subjects import doorbell_subject, parse_command_subject
-from openapi_tool.tools.wording import short
+from openapi_tool.tools.wording import first_of, short
 
 # cg.v1r4.proj_dev.public.cmd.tool.jina.search, without wildcards and without placeholders such as {project_id}
 _SUBJECT = re.compile(r"[^\s.*>{}]+(\.[^\s.*>{}]+)+")
@@ -130,9 +130,7 @@ def _require(kind: str, name: str, project_id: str, known: Collection[str]) -> N
 
 
 def _listed(names: Iterable[str]) -> str:
-    known = sorted(names)
-    more = f" and {len(known) - _NAMES_SHOWN} more" if len(known) > _NAMES_SHOWN else ""
-    return ", ".join(known[:_NAMES_SHOWN]) + more or "none"
+    return first_of(sorted(names), _NAMES_SHOWN) or "none"
 
 
 def _subject(version: str, tool: Mapping[str, Any], ids: Mapping[str, str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 _SHORT_CHARS = 80
 
@@ -35,6 +35,13 @@ def any_of(words: Iterable[str]) -> str:
     """Return `'a', 'b' or 'c'`."""
     *most, last = (repr(word) for word in words)
     return f"{', '.join(most)} or {last}" if most else last
+
+
+def first_of(names: Sequence[str], most: int) -> str:
+    """Return the first names, each shortened, and how many more there are: `a, b and 3 more`."""
+    shown = ", ".join(map(short, names[:most]))
+    left = len(names) - most
+    return f"{shown} and {left:,} more" if left > 0 else shown
 
 
 def one_line(text: str) -> str:
