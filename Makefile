@@ -47,10 +47,10 @@ test: $(READY) ## the tests, on real PostgreSQL and NATS
 
 check: lint types contracts figures ## lint, format, types, import contracts, size of the code
 
-# The tests that `make test` leaves out; CI runs both. What measures CPU time runs afterwards, alone.
+# The tests that `make test` leaves out; CI runs both. What measures a time runs afterwards, alone.
 thorough: $(READY) ## the tests that take longer
 	$(PARALLEL) -m "thorough and not long"
-	$(PY) -m pytest -m "alone and not long" tests/performance tests/hostile tests/unit/test_large_texts.py
+	$(PY) -m pytest -m "alone and not long" $$(grep -rl --include='*.py' 'mark\.alone' tests)
 
 # Bytecode of all tests, which otherwise each worker of `make test` makes for itself.
 compiled: $(READY)

@@ -29,7 +29,7 @@ from openapi_tool.local.database import prepare_database
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
 from tests.forking import forking
-from tests.support import copy_clusters, delete_streams, dsn_of, make_role
+from tests.support import ONE_WORKER, copy_clusters, delete_streams, dsn_of, make_role
 
 # A shell's background job ignores SIGINT, and its children inherit that; tests send it to them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -194,6 +194,7 @@ def start_executor(stack: EmbeddedStack, database: str, caller: Caller) -> Itera
             "OPENAPI_TOOL__SECRETS__ENV_PARAMETERS": "tenant_token",
             "TENANT_TOKEN": "tenant-value",
             "OPENAPI_TOOL__CACHE__TTL_S": "0",
+            "OPENAPI_TOOL__ISOLATION__WORKERS": str(ONE_WORKER["workers"]),
         }
         executor = stack.executor(f"executor-{uuid.uuid4().hex[:8]}", database, {**defaults, **(settings or {})})
         executor.start()

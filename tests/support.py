@@ -68,6 +68,9 @@ from openapi_tool.tools.output import ToolOutput
 from openapi_tool.tools.secret_variables import Secret
 
 _NOTE_CHARS = 1_000
+ONE_WORKER = {"workers": 1}
+"""Section `isolation` of most tests: each worker process takes 0.1 s of CPU time to start."""
+
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 TRACEPARENT = f"00-{TRACE_ID}-b7ad6b7169203331-01"
 V1R4 = V1r4("tool.openapi")

@@ -1,8 +1,8 @@
 """The command line: `commands/` declares each command with its options, and imports the module that does the work.
 
 That is mostly the module with the name of the command or of its group (`tools_apply` for `tools apply`). Some modules
-serve several commands: `kernel`, `gateway_state` and `nats_connection` find and reach what a command is
-about, `output` and `tables` print.
+serve several commands: `selection` finds what a command is about (with `dev_choice`), `kernel`, `gateway_state` and
+`nats_connection` reach it, `output` and `tables` print.
 """
 
 from __future__ import annotations

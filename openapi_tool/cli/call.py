@@ -18,8 +18,8 @@ from pydantic_settings import SettingsError as UnreadableVariable
 
 from openapi_tool.bootstrap import NAME, build_bootstrap
 from openapi_tool.cli.call_outcome import CallOutcome, print_outcome
+from openapi_tool.cli.dev_choice import is_dev_named, is_given, settings_name_servers
 from openapi_tool.cli.given_names import check_given
-from openapi_tool.cli.kernel import is_dev_named, is_given, settings_name_servers
 from openapi_tool.cli.nats_connection import connected_once
 from openapi_tool.cli.output import INTERRUPTED, fail
 from openapi_tool.concurrency.cancellation import interruptible

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from openapi_tool.cli.call_history import CallHistory, run_events
-from openapi_tool.cli.kernel import command_about_same
+from openapi_tool.cli.selection import command_about_same
 from openapi_tool.kernel.jetstream.command_state import CommandState
 from openapi_tool.tools.wording import counted
 

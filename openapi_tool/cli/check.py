@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap
+from openapi_tool.cli.dev_choice import named_dev, names_of_dev, servers_of
 from openapi_tool.cli.given_names import check_given
-from openapi_tool.cli.kernel import named_dev, names_of_dev, servers_of
 from openapi_tool.cli.output import USAGE, print_json, print_line, print_status
 from openapi_tool.cli.stored_definitions import NOT_OURS, UNUSABLE, judge, secrets_of_dev, stored_check
 from openapi_tool.jina.client import JinaClient

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from openapi_tool.bootstrap import build_bootstrap
-from openapi_tool.cli.kernel import NO_DATABASE, named_dev, names_of_dev, servers_of, settings_name_servers
+from openapi_tool.cli.dev_choice import named_dev, names_of_dev, servers_of, settings_name_servers
+from openapi_tool.cli.kernel import NO_DATABASE
 from openapi_tool.cli.output import print_json, print_status
 from openapi_tool.cli.tables import Rows, output
 from openapi_tool.settings import given_values, load_settings

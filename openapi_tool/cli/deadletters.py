@@ -14,10 +14,12 @@ from typing import Any, TypeVar
 import typer
 
 from openapi_tool.bootstrap import Bootstrap
+from openapi_tool.cli.dev_choice import say_dev_in_use
 from openapi_tool.cli.given_names import check_given
-from openapi_tool.cli.kernel import command_about_same, result_lookup, say_dev_in_use
+from openapi_tool.cli.kernel import result_lookup
 from openapi_tool.cli.nats_connection import with_nats
 from openapi_tool.cli.output import USAGE, fail, print_json, print_line, print_status
+from openapi_tool.cli.selection import command_about_same
 from openapi_tool.cli.tables import Rows, output
 from openapi_tool.kernel.jetstream import dead_letter_reader
 from openapi_tool.kernel.jetstream.dead_letter_reader import NotReplayable

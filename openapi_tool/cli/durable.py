@@ -10,7 +10,8 @@ from dataclasses import asdict
 from functools import partial
 
 from openapi_tool.bootstrap import Bootstrap
-from openapi_tool.cli.kernel import names_database, result_lookup, say_dev_in_use
+from openapi_tool.cli.dev_choice import say_dev_in_use
+from openapi_tool.cli.kernel import names_database, result_lookup
 from openapi_tool.cli.nats_connection import with_nats
 from openapi_tool.cli.output import USAGE, fail, print_json, print_line, print_status
 from openapi_tool.kernel.jetstream.durable import DurableMissing

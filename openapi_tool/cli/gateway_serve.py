@@ -25,9 +25,9 @@ except ImportError:  # not built for this platform
     from asyncio import new_event_loop  # type: ignore[assignment]
 from openapi_tool import __version__
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap
-from openapi_tool.cli.gateway_state import DEFAULT_PROJECT, chosen_state
 from openapi_tool.cli.kernel import NO_DATABASE
 from openapi_tool.cli.output import fail
+from openapi_tool.cli.selection import DEFAULT_PROJECT, chosen_state
 from openapi_tool.cli.served_tools import ServedTools, served_tools
 from openapi_tool.environment import CONFIG_VARIABLE, PREFIX
 from openapi_tool.gateway.assembly import INSTANCE, open_gateway

@@ -14,10 +14,10 @@ from openapi_tool.cli.call_history import CallHistory, stored_history
 from openapi_tool.cli.call_timeline import Event, timeline
 from openapi_tool.cli.call_verdict import verdict_on
 from openapi_tool.cli.gateway_inspect import inspect_in_gateway
-from openapi_tool.cli.gateway_state import other_project, selected_project
 from openapi_tool.cli.given_names import check_given
 from openapi_tool.cli.nats_connection import with_nats
 from openapi_tool.cli.output import fail, json_default, print_json, print_line
+from openapi_tool.cli.selection import other_project, selected_project
 from openapi_tool.nats_client.client import BusClient
 from openapi_tool.nats_client.users import NatsUser
 from openapi_tool.tools.wording import short

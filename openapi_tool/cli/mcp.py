@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap
-from openapi_tool.cli.gateway_state import chosen_state
 from openapi_tool.cli.kernel import NO_DATABASE
 from openapi_tool.cli.output import fail, print_status
+from openapi_tool.cli.selection import chosen_state
 from openapi_tool.cli.served_tools import ServedTools, served_tools
 from openapi_tool.gateway.assembly import open_gateway
 from openapi_tool.gateway.call import Caller

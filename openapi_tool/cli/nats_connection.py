@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import TypeVar
 
 from openapi_tool.bootstrap import Bootstrap
-from openapi_tool.cli.kernel import command_about_same, kernel_bootstrap
+from openapi_tool.cli.kernel import kernel_bootstrap
 from openapi_tool.cli.output import fail
+from openapi_tool.cli.selection import command_about_same
 from openapi_tool.kernel.postgres.failures import located
 from openapi_tool.nats_client.client import BusClient
 from openapi_tool.nats_client.connection import connected, outage_as_unavailable

@@ -13,7 +13,8 @@ from dataclasses import asdict
 import typer
 
 from openapi_tool.bootstrap import durable_options
-from openapi_tool.cli.kernel import NO_DATABASE, kernel_settings, named_dev, say_dev_in_use, servers_of
+from openapi_tool.cli.dev_choice import named_dev, say_dev_in_use, servers_of
+from openapi_tool.cli.kernel import NO_DATABASE, kernel_settings
 from openapi_tool.cli.options import Format, RoleUser
 from openapi_tool.cli.output import fail, print_status
 from openapi_tool.kernel.jetstream.operator_accounts import OPERATOR_DOMAIN, accounts_config

@@ -14,7 +14,8 @@ import typer
 from pydantic_settings import SettingsError as UnreadableVariable
 
 from openapi_tool.bootstrap import pool_options
-from openapi_tool.cli.kernel import NO_DATABASE, find_dev, is_dev_named, project_of_dev, settings_name_servers
+from openapi_tool.cli.dev_choice import find_dev, is_dev_named, project_of_dev, settings_name_servers
+from openapi_tool.cli.kernel import NO_DATABASE
 from openapi_tool.cli.management_api import ManagementApi
 from openapi_tool.cli.output import INTERRUPTED, USAGE, fail, print_status
 from openapi_tool.kernel.postgres.failures import located

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from openapi_tool.bootstrap import Bootstrap
-from openapi_tool.cli.gateway_state import selected_state, with_state
+from openapi_tool.cli.gateway_state import with_state
 from openapi_tool.cli.nats_connection import ask_replicas, with_nats
 from openapi_tool.cli.output import fail, print_json, print_status
+from openapi_tool.cli.selection import selected_state
 from openapi_tool.cli.tables import output, redraw
 from openapi_tool.gateway.opening import NATS
 from openapi_tool.gateway.operator import ask_statistics

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from openapi_tool.bootstrap import Bootstrap
-from openapi_tool.cli.gateway_state import selected_state, with_state
+from openapi_tool.cli.gateway_state import with_state
 from openapi_tool.cli.given_names import check_given
-from openapi_tool.cli.kernel import command_about_same
 from openapi_tool.cli.nats_connection import ask_replicas, with_nats
 from openapi_tool.cli.output import fail, print_json, print_status
+from openapi_tool.cli.selection import command_about_same, selected_state
 from openapi_tool.cli.tables import Rows, output
 from openapi_tool.gateway import operator
 from openapi_tool.gateway.opening import NATS

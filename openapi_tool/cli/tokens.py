@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.table import Table
 
-from openapi_tool.cli.gateway_state import check_not_memory, chosen_state, say_default_file
 from openapi_tool.cli.given_names import check_given
 from openapi_tool.cli.nats_connection import with_nats
 from openapi_tool.cli.output import fail, print_json, print_line, print_status
+from openapi_tool.cli.selection import check_not_memory, chosen_state, say_default_file
 from openapi_tool.cli.tables import cell, output
 from openapi_tool.cli.times import time_after
 from openapi_tool.gateway.opening import NATS

@@ -11,8 +11,8 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from openapi_tool.cli.kernel import command_about_same
 from openapi_tool.cli.output import or_dash
+from openapi_tool.cli.selection import command_about_same
 from openapi_tool.cli.statistics import Statistics, show_statistics
 from openapi_tool.cli.tables import Rows, cell
 from openapi_tool.telemetry.replica_problems import CommandLine, but_noticed, found_problems

@@ -9,10 +9,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from openapi_tool.cli.gateway_state import other_project, selected_project
 from openapi_tool.cli.gateway_usage import gateway_usage
 from openapi_tool.cli.kernel_usage import SUMS_OF_RESULTS, kernel_usage
 from openapi_tool.cli.output import fail, print_json, print_status
+from openapi_tool.cli.selection import other_project, selected_project
 from openapi_tool.cli.tables import Rows, output
 from openapi_tool.cli.times import time_before
 from openapi_tool.cli.usage_sums import UsageQuery, UsageSums

@@ -25,6 +25,7 @@ from openapi_tool.protocol.subjects import subject_in_version
 from tests.conftest import AGENT, PROJECT, StartExecutor, search_tool
 from tests.requirements import requirement
 from tests.support import dead_letters, dsn_of
+from tests.waiting import WAIT_S, until
 
 VERSION = "OPENAPI_TOOL__PROTOCOL__VERSION"
 
@@ -138,7 +139,7 @@ async def test_dead_letters_with_equal_ids_are_distinguished(environments: Envir
         call = await one.place(PROJECT, AGENT, "jina_search", {}, publish=False)
         headers = {"CG-Tool-Call-Id": "same"} if version == "v1r4" else {}
         await one.publish(call, headers=headers, data=GARBAGE)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         while len(await dead_letters(kernels.callers["v1r4"])) < 2:  # noqa: ASYNC110 - a stream has no event here
             await asyncio.sleep(0.05)
     listed = (await run(environments["v1r4"], "deadletters", "list", "--json")).stdout.splitlines()
@@ -200,7 +201,7 @@ def kernel(kernels: Kernels, request: pytest.FixtureRequest) -> Caller:
 
 async def call_answer(kernel: Caller, arguments: Any = None, tool: str = "jina_search", **changes: Any) -> ResultRows:
     call = await kernel.place(PROJECT, AGENT, tool, RECORDED_ARGUMENTS if arguments is None else arguments, **changes)
-    return await kernel.result(call, 10)
+    return await kernel.result(call, WAIT_S)
 
 
 @requirement("dialects.behaviour")
@@ -241,7 +242,7 @@ async def test_an_invalid_call_gives_a_typed_error_and_no_request(
 @requirement("dialects.behaviour")
 async def test_a_repeated_command_is_answered_once(kernel: Caller, kernels: Kernels) -> None:
     call = await kernel.place(PROJECT, AGENT, "jina_search", RECORDED_ARGUMENTS)
-    first = await kernel.result(call, 10)
+    first = await kernel.result(call, WAIT_S)
     await kernel.publish(call)
     await logged(kernels.executors[kernel.version], "call.deduplicated")
     assert (await kernel.read_result(call)).card["card_id"] == first.card["card_id"]
@@ -251,7 +252,7 @@ async def test_a_repeated_command_is_answered_once(kernel: Caller, kernels: Kern
 @requirement("dialects.behaviour")
 async def test_a_missing_report_is_written_again(kernel: Caller, kernels: Kernels) -> None:
     call = await kernel.place(PROJECT, AGENT, "jina_search", RECORDED_ARGUMENTS)
-    first = await kernel.result(call, 10)
+    first = await kernel.result(call, WAIT_S)
     await kernel.database.execute("delete from state.agent_inbox where message_type = 'tool_result'")
     await kernel.publish(call)
     await logged(kernels.executors[kernel.version], "call.deduplicated")
@@ -284,7 +285,7 @@ async def test_a_depth_at_the_limit_and_garbage_are_dead_letters(kernel: Caller,
     at_limit = replace(call, headers={**call.headers, "CG-Recursion-Depth": "20"})
     await kernel.publish(at_limit)
     await kernel.publish(call, headers={}, data=b"[1, 2]")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         while len(letters := await dead_letters(kernel)) < 2:  # noqa: ASYNC110 - a stream has no event here
             await asyncio.sleep(0.05)
     assert "no_identity" in {letter["reason"] for letter in letters}
@@ -306,13 +307,13 @@ async def test_equal_project_call_and_sequence_of_two_kernels_share_nothing(kern
     placed = dict(zip(kernels.callers, (made[0], other), strict=True))
     sequences = [await one.publish(placed[version]) for version, one in kernels.callers.items()]
     assert len(set(sequences)) == 1
-    answers = [await one.result(placed[version], 10) for version, one in kernels.callers.items()]
+    answers = [await one.result(placed[version], WAIT_S) for version, one in kernels.callers.items()]
     cards = [answer.card for answer in answers]
     assert [card["content"]["status"] for card in cards] == ["success", "success"]
     assert cards[0]["card_id"] != cards[1]["card_id"]
     # The cache is on: equal calls of one session would share a request.
     assert len(await asyncio.to_thread(kernels.stack.upstream.requests)) == 2
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         while len(lines := answer_lines(kernels)) < 2:  # noqa: ASYNC110 - a log has no event
             await asyncio.sleep(0.05)
     assert {line["tool_call_id"] for line in lines} == {other.tool_call_id}
@@ -343,7 +344,7 @@ async def test_both_kernels_answer_many_concurrent_calls(kernels: Kernels) -> No
         for _ in range(50)
         for one in kernels.callers.values()
     ]
-    answers = await asyncio.gather(*(one.result(call, 30) for one, call in placed))
+    answers = await asyncio.gather(*(one.result(call, WAIT_S) for one, call in placed))
     assert {answer.card["content"]["status"] for answer in answers} == {"success"}
     for one in kernels.callers.values():
         results = await one.database.fetchval("select count(*) from cards where metadata ->> 'type' = 'tool.result'")
@@ -356,6 +357,4 @@ def with_call_id(call: PlacedCall, tool_call_id: str) -> PlacedCall:
 
 
 async def logged(executor: ExecutorProcess, action: str) -> None:
-    async with asyncio.timeout(10):
-        while action not in executor.log_text():  # noqa: ASYNC110 - a log has no event
-            await asyncio.sleep(0.02)
+    await until(lambda: action in executor.log_text())

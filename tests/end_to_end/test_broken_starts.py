@@ -28,6 +28,7 @@ from openapi_tool.settings import Settings
 from openapi_tool.telemetry import health
 from openapi_tool.telemetry.health import NATS, POSTGRES, Health
 from tests.requirements import requirement
+from tests.waiting import until
 
 UNREACHABLE = "127.0.0.1:1"
 SERVERS_SETTING = "nats.servers (NATS_SERVERS)"
@@ -59,9 +60,7 @@ async def begun_of(bootstrap: Bootstrap, attempts: int) -> CountingHealth:
     counting = CountingHealth(redact=bootstrap.health.redact)
     async with AsyncExitStack() as stack:
         starting = asyncio.create_task(_assembled(stack, replace(bootstrap, health=counting)))
-        async with asyncio.timeout(30):
-            while counting.failed < attempts:  # noqa: ASYNC110 - a record has no event
-                await asyncio.sleep(0.01)
+        await until(lambda: counting.failed >= attempts)
         starting.cancel()
         await asyncio.wait([starting])
     return counting

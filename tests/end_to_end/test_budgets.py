@@ -144,7 +144,7 @@ async def test_three_processes_send_exactly_the_budget(stack: EmbeddedStack, wor
     async with fleet(stack, world, tmp_path, project_day_requests=LIMIT) as three:
         placed = [await world.place({"query": f"call{number}x"}) for number in range(2 * LIMIT)]
         await published(world, placed)
-        await world.settled(30)
+        await world.settled()
         environment = {"NATS_SERVERS": world.stack.nats.url}
         shown = await asyncio.to_thread(
             CliRunner().invoke, app, ["budgets", "--project", PROJECT, "--json"], env=environment
@@ -168,7 +168,7 @@ async def test_tokens_are_exceeded_by_no_more_than_running_requests_cost(
     async with fleet(stack, world, tmp_path, RUNNING, project_day_tokens=TOKENS) as three:
         placed = [await world.place({"url": page(number)}, "jina_reader", suffix="read") for number in range(LIMIT)]
         await published(world, placed)
-        await world.settled(30)
+        await world.settled()
     log = await three.log()
     # A request counts as running for longer than the double sees it: its cost is reserved before, and settled after.
     most = REPLICAS * RUNNING
@@ -208,11 +208,11 @@ async def test_usage_and_budgets_equal_the_doubles_count_while_executors_are_kil
             await world.caller.publish(placed[-1])
             await asyncio.sleep(1 / RATE)
         await kills
-        await world.settled(30)
+        await world.settled()
         await asyncio.sleep(max(0.0, three.deaths()[-1] + MARGIN_S + 0.1 - time.time()))
         placed += [await mixed(world, CALLS + number, random_) for number in range(2 * REPLICAS)]
         await published(world, placed[CALLS:])
-        await world.settled(30)
+        await world.settled()
         alive.cancel()
         await three.stop()
         log, account = await three.log(), await three.account()

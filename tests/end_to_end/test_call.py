@@ -35,6 +35,7 @@ from tests.conftest import AGENT, PROJECT, StartExecutor, reader_tool, search_to
 from tests.end_to_end.test_local import environment
 from tests.requirements import requirement
 from tests.support import delete_streams
+from tests.waiting import WAIT_S
 from tests.wire.test_bus import server
 
 HERE = ("--yes", "--project", PROJECT, "--agent", AGENT)
@@ -302,7 +303,7 @@ async def test_a_call_can_be_interrupted(addresses: dict[str, str], call: Call, 
         stderr=PIPE,
         env=environment(tmp_path) | addresses,
     )
-    command: Any = json.loads((await commands.next_msg(timeout=10)).data)
+    command: Any = json.loads((await commands.next_msg(timeout=WAIT_S)).data)
     assert command["after_execution"] == "terminate", "the definition's"
     process.send_signal(signal.SIGINT)
     out, error = await process.communicate()
@@ -427,7 +428,7 @@ async def test_the_example_call_is_answered_with_the_same_rows(
     start_executor()
 
     await caller.publish(call)
-    answer = await caller.result(call, 10)
+    answer = await caller.result(call, WAIT_S)
 
     result, row, doorbell = example["result_card"], example["inbox_row"], example["doorbells"][0]
     response_edge = next(edge for edge in example["edges"] if edge["edge_phase"] == "response")

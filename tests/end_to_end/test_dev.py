@@ -51,6 +51,7 @@ from openapi_tool.telemetry.status_page import with_problems
 from tests.conftest import reader_tool
 from tests.end_to_end import test_local
 from tests.requirements import requirement
+from tests.waiting import WAIT_S, until
 
 ROOT = Path(__file__).parents[2]
 SEARCH = {"query": "hello world", "count": 3}
@@ -66,7 +67,7 @@ class Dev:
     async def line(self, *parts: str) -> str:
         """Return the next line that contains all parts. Raises AssertionError if there is none."""
         assert self.process.stdout is not None
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S):
             while line := (await self.process.stdout.readline()).decode():
                 self.output += line
                 if all(part in line for part in parts):
@@ -91,7 +92,7 @@ class Dev:
     async def stop(self, number: signal.Signals) -> int:
         """Send a signal and return the exit code."""
         self.process.send_signal(number)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S):
             return await self.ended()
 
     async def ended(self) -> int:
@@ -186,7 +187,7 @@ async def test_dev_prints_calls_and_leaves_nothing_behind(
     async with Caller.open(variables["PG_DSN"], servers=variables["NATS_SERVERS"]) as caller:
         await caller.listen("cg.v1r4.*.*.cmd.agent.*.wakeup")
         placed = await caller.place(PROJECT, AGENT, "jina_read", {"url": "https://unheard.of/"}, suffix="read")
-        assert (await caller.result(placed, 10)).card["content"]["status"] == "success"
+        assert (await caller.result(placed, WAIT_S)).card["content"]["status"] == "success"
         await caller.publish(placed)
         await dev.line("↻", "already has a result", placed.tool_call_id[:11])
         await caller.publish(placed, headers={}, data=b"?")
@@ -237,13 +238,13 @@ async def test_several_executors_share_the_calls(
     async with Caller.open(variables["PG_DSN"], servers=variables["NATS_SERVERS"]) as caller:
         # All processes were forked from one process and have its name.
         answers = 0
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S):
             while answers < 2:
                 answers = sum(replica["answers"] for replica in await gather_stats(caller.client, 1.0))
         await caller.listen("cg.v1r4.*.*.cmd.agent.*.wakeup")
         for _ in range(20):
             call = await caller.place(PROJECT, AGENT, "jina_search", {"query": "hello world"})
-            assert (await caller.result(call, 10)).card["content"]["status"] == "success"
+            assert (await caller.result(call, WAIT_S)).card["content"]["status"] == "success"
     parts, folder = dev.parts(), dev.folder()
     assert await dev.stop(signal.SIGTERM) == 0
     assert dev.output.count("← jina_search success") == 20, "the events of both are printed"
@@ -323,7 +324,7 @@ async def test_settings_of_file_and_environment_take_effect(
         await caller.add_tool(PROJECT, {**reader_tool(), "tool_name": "docs", "options": own_key})
         for url in ("https://long.fixture.test/", "https://wiki.lan/"):
             placed = await caller.place(PROJECT, AGENT, "docs", {"url": url}, suffix="read")
-            answer = await caller.result(placed, 10)
+            answer = await caller.result(placed, WAIT_S)
             assert answer.card["content"]["error"] is None
             assert len(answer.card["content"]["result"]) <= 2_000
 
@@ -469,7 +470,7 @@ async def test_dev_names_a_server_that_ended_unexpectedly(
     assert f"PG_DSN={variables['PG_DSN']} NATS_SERVERS={variables['NATS_SERVERS']} " in prefix
     parts, folder = dev.parts(), dev.folder()
     next(part for part in parts if part.name() == program).kill()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WAIT_S):
         assert await dev.ended() == 1
     beginning = f"openapi-tool: {name} ended unexpectedly (signal 9, Killed), so dev stops everything that it started; "
     assert f"{beginning}start it again with: {shlex.quote(sys.executable)} -m openapi_tool dev\n" in dev.output
@@ -794,9 +795,7 @@ async def test_the_page_of_dev_keeps_the_last_answer_and_says_so(monkeypatch: py
     monkeypatch.setattr(dev_page, "_SILENT_S", 0.05)
     statistics = DevStatistics()
     following = asyncio.create_task(statistics.follow(ask))
-    async with asyncio.timeout(5):
-        while not statistics.now().get("silent"):  # noqa: ASYNC110 - a clock is polled
-            await asyncio.sleep(0.01)
+    await until(lambda: statistics.now().get("silent"))
     shown = with_problems(statistics.now())
     assert (shown["instance"], shown["state"].partition(".")[0]) == ("one", "The replica does not answer over NATS")
     following.cancel()

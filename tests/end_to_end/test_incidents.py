@@ -12,7 +12,7 @@ import json
 import os
 import signal
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -39,11 +39,11 @@ from tests.conftest import AGENT, PROJECT, search_tool
 from tests.requirements import requirement
 from tests.support import ROLE, dsn_of
 from tests.unit.test_chart import POD, firing_alerts, needs_promtool
+from tests.waiting import WAIT_S, until
 from tests.wire.conftest import DURABLE
 
 HELLO = {"query": "hello world", "count": 3}
 DOORBELLS = "cg.v1r4.*.*.cmd.agent.*.wakeup"
-TIMEOUT_S = 30.0
 BEGINS, ONCE, LASTING = 15, 20, 58
 """Minutes: begin of an incident, and evaluation of an incident that happens once and of one that lasts."""
 
@@ -131,12 +131,6 @@ class Scene:
         await self.caller.database.execute(statement)
 
 
-async def until(holds: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(TIMEOUT_S):
-        while not await holds():  # noqa: ASYNC110 - another process is polled
-            await asyncio.sleep(0.1)
-
-
 def _series(name: str, labels: Mapping[str, str]) -> str:
     pairs = [f'{label}="{value}"' for label, value in sorted(labels.items())]
     return f"{name}{{{','.join([POD, *pairs])}}}"
@@ -186,7 +180,7 @@ async def scenes(stack: EmbeddedStack, caller: Caller, database: str, tmp_path: 
             stack.upstream.rules()
             if executor.process.alive:
                 executor.signal(signal.SIGKILL)
-                await asyncio.to_thread(executor.process.wait, TIMEOUT_S)
+                await asyncio.to_thread(executor.process.wait, WAIT_S)
 
     return begin
 
@@ -322,7 +316,7 @@ async def test_a_command_stream_that_takes_one_doorbell_of_each_worker(scenes: A
     async with scenes(**{f"OPENAPI_TOOL__EXECUTOR__{name}": value for name, value in settings.items()}) as scene:
         await scene.finished_call()
         jetstream = scene.caller.client.jetstream()
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(WAIT_S):
             while not (subjects := (await jetstream.stream_info(STREAM, subjects_filter=DOORBELLS)).state.subjects):
                 pass
         [doorbells] = subjects

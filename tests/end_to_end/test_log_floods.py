@@ -21,12 +21,12 @@ from openapi_tool.telemetry.logs import MAX_LINES
 from tests.conftest import AGENT, reader_tool, search_tool
 from tests.requirements import requirement
 from tests.support import dsn_of
+from tests.waiting import WAIT_S
 
 NOISY, QUIET = 60, 3
 """Calls of a project that floods, and of another one."""
 _WHO = {"noisy": NOISY, "quiet": QUIET}
 
-_TIMEOUT_S = 60.0
 _LINE_BYTES = 1_000
 _DURABLE = default_durable("v1r4", "jina")
 _FOUND = {"query": "hello world", "count": 3}
@@ -115,14 +115,14 @@ class Scene:
             headers = None if flood.final else {"CG-Tool-Call-Id": "x"}
             await self.caller.publish(call, headers=headers, data=flood.data)
         if flood.final:
-            await asyncio.gather(*(self.caller.result(call, _TIMEOUT_S) for call in calls))
+            await asyncio.gather(*(self.caller.result(call, WAIT_S) for call in calls))
         if flood.repeats:
             for _ in range(number):
                 await self.caller.publish(calls[0])
 
     async def settled(self) -> None:
         """Wait until every command is settled."""
-        async with asyncio.timeout(_TIMEOUT_S):
+        async with asyncio.timeout(WAIT_S):
             while True:
                 try:
                     info = await self.caller.client.jetstream().consumer_info(STREAM, _DURABLE)

@@ -29,8 +29,8 @@ from openapi_tool.telemetry.replica_problems import found_problems
 from tests.conftest import AGENT, PROJECT, search_tool
 from tests.requirements import requirement
 from tests.support import dsn_of
+from tests.waiting import WAIT_S, until
 
-_TIMEOUT_S = 90.0
 _PIPE_BYTES = 4_096  # the least that Linux allows
 _ROOT = Path(__file__).parents[2]
 # A fresh interpreter, whose exit is part of these tests; tests/forking.py does not fork for `-X`.
@@ -90,7 +90,7 @@ class _Executor:
             return 0, ""
 
     async def ready(self) -> None:
-        async with asyncio.timeout(_TIMEOUT_S):
+        async with asyncio.timeout(WAIT_S):
             while (await asyncio.to_thread(self.get, "/readyz"))[0] != 200:
                 assert self.process.poll() is None, self.process.returncode
                 await asyncio.sleep(0.05)
@@ -102,7 +102,7 @@ class _Executor:
         return int(float(found[1]))
 
     async def exit_code(self) -> int:
-        return await asyncio.to_thread(self.process.wait, _TIMEOUT_S)
+        return await asyncio.to_thread(self.process.wait, WAIT_S)
 
 
 Start = Callable[..., _Executor]
@@ -135,7 +135,7 @@ async def _calls_succeed(caller: Caller, number: int) -> None:
     calls = [
         await caller.place(PROJECT, AGENT, "jina_search", {"query": "hello world", "count": 3}) for _ in range(number)
     ]
-    rows = await asyncio.gather(*(caller.result(call, _TIMEOUT_S) for call in calls))
+    rows = await asyncio.gather(*(caller.result(call, WAIT_S) for call in calls))
     assert [row.card["content"]["status"] for row in rows] == ["success"] * number
 
 
@@ -176,9 +176,7 @@ async def test_a_second_signal_ends_the_process_after_the_lines_that_the_stream_
         await caller.place(PROJECT, AGENT, "jina_search", {"query": "hello world", "count": 3})
         await asyncio.to_thread(stack.upstream.requests, 1)
         executor.process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(_TIMEOUT_S):
-            while "drain.started" not in (tmp_path / "log").read_text():  # noqa: ASYNC110 - a file has no event
-                await asyncio.sleep(0.05)
+        await until(lambda: "drain.started" in (tmp_path / "log").read_text())
         executor.process.send_signal(signal.SIGTERM)
         assert await executor.exit_code() == 128 + signal.SIGTERM
     assert json.loads((tmp_path / "log").read_text().splitlines()[-1])["action"] == "service.killed"
@@ -223,7 +221,7 @@ log.info("last")
                 received.append(line)
                 if line["action"] == "log.dropped":
                     process.stdin.close()
-            assert process.wait(_TIMEOUT_S) == 0
+            assert process.wait(WAIT_S) == 0
     *first, notice, last = received
     assert [line["number"] for line in first] == list(range(len(first)))
     assert 0 < len(first) < _FLOOD
@@ -288,7 +286,7 @@ def test_however_a_process_ends_its_log_stream_changes_neither_exit_nor_exit_cod
     code, expected = _ENDINGS[ending]
     script = f"{_LOGGING}\nfor _ in range(50):\n    log.info('x' * 1000)\n{code}\n"
     with _broken(kind) as stderr, _process([*_PYTHON, "-c", script], {}, stderr=stderr) as process:
-        assert process.wait(_TIMEOUT_S) == expected
+        assert process.wait(WAIT_S) == expected
 
 
 @requirement("logs.stream")
@@ -296,7 +294,7 @@ def test_however_a_process_ends_its_log_stream_changes_neither_exit_nor_exit_cod
 def test_invalid_settings_give_their_exit_code_although_they_cannot_be_printed(kind: str) -> None:
     command = [*_PYTHON, "-m", "openapi_tool", "serve"]
     with _broken(kind) as stderr, _process(command, {}, stderr=stderr) as process:
-        assert process.wait(_TIMEOUT_S) == 2
+        assert process.wait(WAIT_S) == 2
 
 
 _CLOSED = [
@@ -350,7 +348,7 @@ def test_a_short_command_ends_well_with_any_standard_streams_closed(tmp_path: Pa
             running[closed] = stack.enter_context(
                 _process(_with_closed(closed, "--version"), {}, stdout=out, stderr=out)
             )
-        codes = {closed: process.wait(_TIMEOUT_S) for closed, process in running.items()}
+        codes = {closed: process.wait(WAIT_S) for closed, process in running.items()}
     outputs = {closed: (tmp_path / f"out{closed}").read_text() for closed in _CLOSED}
     assert codes == dict.fromkeys(_CLOSED, 0)
     assert outputs == {closed: "" if "1" in closed else f"{__version__}\n" for closed in _CLOSED}

@@ -25,11 +25,11 @@ from openapi_tool.local.stack import EmbeddedStack
 from tests.requirements import requirement
 from tests.rotation import GuardedNats, Mount
 from tests.support import dsn_of
+from tests.waiting import WAIT_S
 
 READY_S = 5.0
 """Longest time from the restart of the server to readiness."""
 
-_TIMEOUT_S = 15.0
 _POLL_S = 0.05
 
 
@@ -51,7 +51,7 @@ class Deployment:
             shown = json.loads(error.read())
         return shown["ready"], shown["dependencies"]["nats"].get("reason", "")
 
-    def wait(self, condition: Callable[[bool, str], bool], within_s: float = _TIMEOUT_S) -> str:
+    def wait(self, condition: Callable[[bool, str], bool], within_s: float = WAIT_S) -> str:
         """Wait for a state of readiness; return the reason."""
         give_up = time.monotonic() + within_s
         while not condition(*(state := self.readiness())):

@@ -22,10 +22,10 @@ from openapi_tool.local.stack import EmbeddedStack
 from tests.conftest import AGENT, PROJECT, StartExecutor, search_tool
 from tests.requirements import requirement
 from tests.support import dsn_of
+from tests.waiting import WAIT_S, until
 
 _FILES = 64
 _CALLS = 200
-_TIMEOUT_S = 30.0
 _OUT_OF_FILES = "too many open files: raise ulimit -n"
 _HELLO = {"query": "hello world", "count": 3}
 _READY = b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -58,9 +58,7 @@ def _entries(executor: ExecutorProcess, action: str) -> list[dict[str, Any]]:
 
 
 async def _logged(executor: ExecutorProcess, action: str, text: str = "") -> None:
-    async with asyncio.timeout(_TIMEOUT_S):
-        while not any(text in entry["message"] for entry in _entries(executor, action)):  # noqa: ASYNC110 - a file
-            await asyncio.sleep(0.02)
+    await until(lambda: any(text in entry["message"] for entry in _entries(executor, action)))
 
 
 @requirement("open_files")
@@ -90,7 +88,7 @@ async def test_more_calls_than_files_succeed_and_probes_are_answered(
     ]
     calls = [await caller.place(PROJECT, AGENT, "jina_search", _HELLO, publish=False) for _ in range(_CALLS)]
     with _running(command, environment, tmp_path / "log") as process:
-        async with asyncio.timeout(_TIMEOUT_S):
+        async with asyncio.timeout(WAIT_S):
             while await _status(port, "/readyz") != HTTPStatus.OK:  # noqa: ASYNC110 - another process has no event
                 await asyncio.sleep(0.05)
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(_FILES)]
@@ -98,14 +96,14 @@ async def test_more_calls_than_files_succeed_and_probes_are_answered(
         probing = asyncio.create_task(_probe(port, done))
         for call in calls:
             await caller.publish(call)
-        rows = await asyncio.gather(*(caller.result(call, _TIMEOUT_S) for call in calls))
+        rows = await asyncio.gather(*(caller.result(call, WAIT_S) for call in calls))
         done.set()
         for _, writer in silent:
             writer.close()
         assert set(await probing) == {HTTPStatus.OK}
         assert [row.card["content"]["status"] for row in rows] == ["success"] * _CALLS
         process.send_signal(signal.SIGTERM)
-        assert await asyncio.to_thread(process.wait, _TIMEOUT_S) == 0
+        assert await asyncio.to_thread(process.wait, WAIT_S) == 0
     assert "open_files.short" in (tmp_path / "log").read_text()
 
 
@@ -139,7 +137,7 @@ async def test_a_call_that_cannot_open_a_connection_to_the_upstream_waits(
     with _no_free_file(executor):
         call = await caller.place(PROJECT, AGENT, "jina_search", _HELLO)
         await _logged(executor, "open_files.exhausted", _OUT_OF_FILES)
-    rows = await caller.result(call, _TIMEOUT_S)
+    rows = await caller.result(call, WAIT_S)
     assert rows.card["content"]["status"] == "success"
     assert rows.card["metadata"]["tool_output"]["retries"] == 0
     assert len(stack.upstream.requests()) == 1
@@ -154,7 +152,7 @@ async def test_a_call_that_cannot_open_a_connection_in_time_names_the_cause(
     executor = start_executor()
     with _no_free_file(executor):
         call = await caller.place(PROJECT, AGENT, "jina_search", {**_HELLO, "timeout": 2})
-        rows = await caller.result(call, _TIMEOUT_S)
+        rows = await caller.result(call, WAIT_S)
     error = rows.card["content"]["error"]
     assert (error["code"], error["detail"]["cause"]) == ("tool_timeout", _OUT_OF_FILES)
 
@@ -176,9 +174,9 @@ async def test_an_unavailable_database_names_too_many_open_files(
         )
         await _logged(executor, "health.changed", _OUT_OF_FILES)
         writer.write(_READY)
-        async with asyncio.timeout(_TIMEOUT_S):
+        async with asyncio.timeout(WAIT_S):
             shown = json.loads((await reader.read()).partition(b"\r\n\r\n")[2])
         writer.close()
     assert _OUT_OF_FILES in shown["dependencies"]["postgres"]["reason"]
-    rows = await caller.result(await caller.place(PROJECT, AGENT, "jina_search", _HELLO), _TIMEOUT_S)
+    rows = await caller.result(await caller.place(PROJECT, AGENT, "jina_search", _HELLO), WAIT_S)
     assert rows.card["content"]["status"] == "success"

@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import Mock
@@ -40,10 +41,10 @@ from openapi_tool.tools.secret_variables import Secrets
 from tests.conftest import AGENT, PROJECT, search_tool
 from tests.requirements import requirement
 from tests.support import delete_streams, dsn_of, make_role
+from tests.waiting import WAIT_S, until
 
 DATABASE = "outages"
 HELLO = {"query": "hello world", "count": 3}
-_TIMEOUT_S = 15.0
 REACTION_S = 6.0
 _LONGEST_DRAIN_S = 40.0  # drain_timeout_s, and some seconds for requests to a silent server
 
@@ -78,14 +79,14 @@ class Served:
 
     def scraped(self, line: str) -> str:
         """Return all metrics once they contain `line`: a call is counted a moment after its result is committed."""
-        give_up = time.monotonic() + _TIMEOUT_S
+        give_up = time.monotonic() + WAIT_S
         while line not in (metrics := self.get("/metrics")[1]):
             assert time.monotonic() < give_up, metrics
             time.sleep(0.05)
         return metrics
 
     def wait(self, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        give_up = time.monotonic() + _TIMEOUT_S
+        give_up = time.monotonic() + WAIT_S
         while not condition(shown := self.ready()):
             assert time.monotonic() < give_up, shown
             time.sleep(0.05)
@@ -125,7 +126,7 @@ async def _placed(served: Served) -> PlacedCall:
 async def _result_content(served: Served, call: PlacedCall) -> dict[str, Any]:
     dsn = served.stack.postgres.dsn(served.executor.process.name)
     async with Caller.open(dsn, servers=served.stack.nats.url) as caller:
-        give_up = time.monotonic() + _TIMEOUT_S
+        give_up = time.monotonic() + WAIT_S
         while not ((answer := await caller.read_result(call)).inbox_row and answer.card):
             assert time.monotonic() < give_up, served.executor.process.log_tail()
         content: dict[str, Any] = answer.card["content"]
@@ -213,7 +214,7 @@ async def test_serve_stops_at_once_while_it_waits_for_servers(served: Served) ->
     lonely.process.start(lambda: accepts(port))
     began = time.monotonic()
     assert lonely.stop() == 0
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
 
 
 @requirement("outage")
@@ -237,7 +238,7 @@ async def test_nats_may_restart_while_a_call_runs(served: Served) -> None:
 async def _deliveries(served: Served, condition: Callable[[Any], bool]) -> int:
     """Return the number of deliveries once the condition holds."""
     client = await nats.connect(served.stack.nats.url)
-    async with asyncio.timeout(_TIMEOUT_S):
+    async with asyncio.timeout(WAIT_S):
         while not condition(info := await client.jetstream().consumer_info(STREAM, default_durable("v1r4", "jina"))):
             pass
     await client.close()
@@ -251,6 +252,7 @@ async def _publish(served: Served, call: PlacedCall) -> None:
     await client.close()
 
 
+@pytest.mark.alone
 @requirement("nats.watched")
 async def test_a_silent_nats_makes_readyz_fail_and_loses_nothing(served: Served) -> None:
     served.wait(lambda shown: shown["ready"])
@@ -378,9 +380,6 @@ async def test_doorbells_that_jetstream_cannot_store_are_sent_once_it_can(served
 # SIGHUP: policy and mounted keys are reloaded; an invalid file changes nothing.
 
 
-RELOAD_TIMEOUT_S = 15.0
-
-
 @dataclass(frozen=True, slots=True)
 class Reloaded:
     stack: EmbeddedStack
@@ -397,14 +396,14 @@ class Reloaded:
         """Run `cause`, and wait until the log has one more line of this action."""
         before = self.executor.log_text().count(f'"{action}"')
         cause()
-        async with asyncio.timeout(RELOAD_TIMEOUT_S):
+        async with asyncio.timeout(WAIT_S):
             while self.executor.log_text().count(f'"{action}"') == before:  # noqa: ASYNC110 - a log file has no event
                 await asyncio.sleep(0.05)
 
     async def call(self) -> dict[str, Any]:
         """Make a call; return the content of its result."""
         call: PlacedCall = await self.caller.place(PROJECT, AGENT, "jina_search", {"query": "hello world", "count": 3})
-        async with asyncio.timeout(RELOAD_TIMEOUT_S):
+        async with asyncio.timeout(WAIT_S):
             while not (answer := await self.caller.read_result(call)).card:  # noqa: ASYNC110 - nor has a table
                 await asyncio.sleep(0.05)
         content: dict[str, Any] = answer.card["content"]
@@ -555,9 +554,7 @@ async def test_a_defect_in_a_reload_is_logged_and_the_next_reload_takes_place(
     await asyncio.sleep(0)  # until it has seen the file
     for text, action in (("# 1", "reload.failed"), ("# 12", "reload.done")):
         file.write_text(text)
-        async with asyncio.timeout(_TIMEOUT_S):
-            while action not in actions(caplog):  # noqa: ASYNC110 - there is no event to wait for
-                await asyncio.sleep(0.01)
+        await until(partial(acted, caplog, action))
     running.cancel()
     assert actions(caplog) == ["background.failed", "reload.failed", "reload.done"]
 
@@ -571,14 +568,16 @@ async def test_a_change_before_the_watch_begins_is_noticed(
     file, reloader = watched_settings(tmp_path, monkeypatch)
     file.write_text("# changed\n")
     running = asyncio.create_task(reloader.run(asyncio.Event()))
-    async with asyncio.timeout(_TIMEOUT_S):
-        while actions(caplog) != ["reload.done"]:  # noqa: ASYNC110 - there is no event to wait for
-            await asyncio.sleep(0.01)
+    await until(lambda: actions(caplog) == ["reload.done"])
     running.cancel()
 
 
 def actions(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.__dict__["action"] for record in caplog.records]
+
+
+def acted(caplog: pytest.LogCaptureFixture, action: str) -> bool:
+    return action in actions(caplog)
 
 
 @requirement("reload", "policy.tools")

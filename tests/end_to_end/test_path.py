@@ -23,6 +23,7 @@ from openapi_tool.protocol.subjects import default_durable
 from tests.conftest import AGENT, PROJECT, StartExecutor, reader_tool, search_tool
 from tests.requirements import requirement
 from tests.support import dead_letters, delete_streams
+from tests.waiting import WAIT_S, until
 
 DURABLE = default_durable("v1r4", "jina")
 RECORDED_ARGUMENTS = {"query": "hello world", "count": 3}
@@ -32,12 +33,12 @@ async def result_of_call(
     caller: Caller, arguments: Any, tool: str = "jina_search", suffix: str = "search"
 ) -> ResultRows:
     call = await caller.place(PROJECT, AGENT, tool, arguments, suffix=suffix)
-    return await caller.result(call, 10)
+    return await caller.result(call, WAIT_S)
 
 
 async def settled(caller: Caller) -> Any:
     """Return the consumer's state once nothing is pending or unacknowledged. Raises TimeoutError."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         while True:
             try:
                 info = await caller.client.jetstream().consumer_info(STREAM, DURABLE)
@@ -98,7 +99,7 @@ async def test_a_command_that_waited_too_long_is_not_begun(
     call = await caller.place(PROJECT, AGENT, "jina_search", RECORDED_ARGUMENTS)
     await asyncio.sleep(1.2)
     start_executor({**SHORT_TIMEOUTS, "OPENAPI_TOOL__EXECUTOR__COMMIT_MARGIN_S": "2"})
-    rows = await caller.result(call, 10)
+    rows = await caller.result(call, WAIT_S)
     assert rows.card["content"]["status"] == "timeout"
     assert stack.upstream.requests() == []
 
@@ -136,10 +137,10 @@ async def test_a_duplicate_command_gets_one_result_and_two_doorbells(
     await caller.add_tool(PROJECT, search_tool())
     start_executor()
     call = await caller.place(PROJECT, AGENT, "jina_search", RECORDED_ARGUMENTS)
-    first = await caller.result(call, 10)
+    first = await caller.result(call, WAIT_S)
     doorbells = await caller.client.subscribe(str(first.doorbell and first.doorbell["subject"]))
     await caller.publish(call)
-    again = await doorbells.next_msg(timeout=10)
+    again = await doorbells.next_msg(timeout=WAIT_S)
     assert (again.headers or {})["traceparent"] == first.inbox_row["context_headers"]["traceparent"]
     await settled(caller)
     assert (await caller.read_result(call)).card == first.card
@@ -162,7 +163,7 @@ async def test_an_unreported_result_is_reported_without_another_upstream_request
     await _result_card(caller, call, "tool.openapi", content)
     start_executor()
     await caller.publish(call)
-    rows = await caller.result(call, 10)
+    rows = await caller.result(call, WAIT_S)
     assert rows.inbox_row["payload"] == {
         "status": "success",
         "after_execution": "terminate",
@@ -221,12 +222,12 @@ async def test_calls_run_concurrently_up_to_the_limit(
     calls = [await caller.place(PROJECT, AGENT, "jina_search", RECORDED_ARGUMENTS) for _ in range(8)]
     await asyncio.to_thread(stack.upstream.requests, at_least=4)
     jetstream = caller.client.jetstream()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         while (info := await jetstream.consumer_info(STREAM, DURABLE)).num_pending:  # noqa: ASYNC110 - no event
             await asyncio.sleep(0.01)
     assert (len(stack.upstream.requests()), info.num_ack_pending) == (4, 8)  # the others wait
     for call in calls:
-        await caller.result(call, 10)
+        await caller.result(call, WAIT_S)
     answered_first = min(entry["answered_at"] for entry in stack.upstream.requests())
     assert sum(entry["at"] < answered_first for entry in stack.upstream.requests()) == 4
 
@@ -252,7 +253,7 @@ async def test_two_replicas_share_the_load_and_answer_each_call_once(
     replicas = [start_executor({"OPENAPI_TOOL__EXECUTOR__CONCURRENCY": "4"}) for _ in range(2)]
     calls = [await caller.place(PROJECT, AGENT, "jina_search", RECORDED_ARGUMENTS) for _ in range(40)]
     for call in calls:
-        await caller.result(call, 20)
+        await caller.result(call, WAIT_S)
     await settled(caller)
     assert len(stack.upstream.requests()) == len(calls)
     await asyncio.sleep(0.5)  # the log is written by a thread
@@ -293,7 +294,7 @@ async def test_a_stop_finishes_running_calls_and_leaves_the_others(
     assert len(stack.upstream.requests()) == 2
     start_executor()
     for call in calls:
-        await caller.result(call, 15)
+        await caller.result(call, WAIT_S)
     assert len(stack.upstream.requests()) == 4
 
 
@@ -315,7 +316,7 @@ async def test_calls_that_exceed_the_drain_timeout_are_handed_back_at_once(
     assert await asyncio.to_thread(executor.stop) == 0
     stack.upstream.rules()
     start_executor()
-    assert (await caller.result(call, 10)).card["content"]["status"] == "success"
+    assert (await caller.result(call, WAIT_S)).card["content"]["status"] == "success"
 
 
 @requirement("run.stop")
@@ -334,9 +335,7 @@ async def test_a_second_signal_ends_the_process_at_once(
 
 
 async def _logged(executor: ExecutorProcess, action: str) -> None:
-    async with asyncio.timeout(10):
-        while f'"{action}"' not in executor.log_text():  # noqa: ASYNC110 - a log file has no event
-            await asyncio.sleep(0.02)
+    await until(lambda: f'"{action}"' in executor.log_text())
 
 
 @requirement("subject.durable")
@@ -353,7 +352,7 @@ async def test_an_old_durable_gets_our_settings_and_continues_where_it_stopped(
     await message.ack_sync()
     second = await caller.place(PROJECT, AGENT, "jina_search", RECORDED_ARGUMENTS)
     start_executor()
-    await caller.result(second, 10)
+    await caller.result(second, WAIT_S)
     info = await jetstream.consumer_info(STREAM, DURABLE)
     assert (info.config.filter_subject, info.config.max_deliver) == ("cg.v1r4.*.*.cmd.tool.jina.>", -1)
     assert (info.config.ack_wait, info.config.max_ack_pending) == (6.0, 100_000)

@@ -25,11 +25,11 @@ from openapi_tool.protocol.subjects import subject_in_version
 from tests.conftest import AGENT, PROJECT, StartExecutor, search_tool
 from tests.requirements import requirement
 from tests.support import another_nats, dsn_of
+from tests.waiting import WAIT_S
 
 LIMIT = 20
 QUOTAS = "OPENAPI_TOOL__QUOTAS__"
 RECORDED = {"query": "hello world", "count": 3}
-_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ async def contents(kernels: Kernels, calls: int) -> list[list[dict[str, Any]]]:
         [await one.place(PROJECT, AGENT, "jina_search", RECORDED) for _ in range(calls)] for one in kernels.callers
     ]
     return [
-        [(await one.result(call, _TIMEOUT_S)).card["content"] for call in of_kernel]
+        [(await one.result(call, WAIT_S)).card["content"] for call in of_kernel]
         for one, of_kernel in zip(kernels.callers, placed, strict=True)
     ]
 
@@ -127,7 +127,7 @@ class Served:
         return found
 
     async def wait(self, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        async with asyncio.timeout(_TIMEOUT_S):
+        async with asyncio.timeout(WAIT_S):
             while not condition(found := await asyncio.to_thread(self.dependencies)):  # noqa: ASYNC110 - no event
                 await asyncio.sleep(0.05)
         return found
@@ -149,7 +149,7 @@ async def test_an_outage_of_the_quotas_nats_stops_no_call(
 
     async def status() -> str:
         call = await caller.place(PROJECT, AGENT, "jina_search", RECORDED)
-        return str((await caller.result(call, _TIMEOUT_S)).card["content"]["status"])
+        return str((await caller.result(call, WAIT_S)).card["content"]["status"])
 
     await asyncio.to_thread(other_nats.stop)
     served = Served(await asyncio.to_thread(start_executor, settings), port)
@@ -219,7 +219,7 @@ async def test_the_login_for_quotas_needs_only_the_listed_permissions(
     executor = await asyncio.to_thread(start_executor, settings)
     await Served(executor, port).wait(lambda found: all(each["ok"] for each in found.values()))
     call = await caller.place(PROJECT, AGENT, "jina_search", RECORDED)
-    assert (await caller.result(call, _TIMEOUT_S)).card["content"]["status"] == "success"
+    assert (await caller.result(call, WAIT_S)).card["content"]["status"] == "success"
     client = await nats.connect(server.url, user="admin", password="admin-of-the-test")
     try:
         for bucket in (LIMITS.bucket, BUDGETS.bucket):

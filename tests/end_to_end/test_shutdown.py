@@ -24,12 +24,12 @@ from tests.conftest import AGENT, PROJECT, StartExecutor, search_tool
 from tests.hostile.schemas import PRODUCTS
 from tests.requirements import requirement
 from tests.support import dsn_of
+from tests.waiting import WAIT_S, until
 
 DRAIN_S = 2.0
 MARGIN_S = 1.5
 """For a busy machine; the last log lines get at most a second of it."""
 
-STARTS_S = 30.0
 
 # A resolver that swallows queries: nothing reads from the socket at port 53, in a network of its own.
 RESOLVER = """
@@ -72,7 +72,7 @@ def test_threads_that_resolve_names_do_not_delay_the_exit(program: str, tmp_path
     with log.open("wb") as output:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)  # noqa: S603 - our own
     try:
-        give_up = time.monotonic() + STARTS_S
+        give_up = time.monotonic() + WAIT_S
         while not swallowed(process.pid):
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < give_up, log.read_text()
@@ -91,6 +91,7 @@ def swallowed(pid: int) -> bool:
     return any(fields[1].endswith(":0035") and int(fields[4].partition(":")[2], 16) for fields in sockets)
 
 
+@pytest.mark.alone
 @requirement("run.stop", "cancel.once")
 async def test_commits_that_wait_for_a_lock_do_not_delay_the_exit_and_nothing_is_lost(
     stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor, database: str
@@ -104,7 +105,7 @@ async def test_commits_that_wait_for_a_lock_do_not_delay_the_exit_and_nothing_is
         await locking.execute("lock table state.agent_inbox in exclusive mode")  # which permits reads
         for call in calls:
             await caller.publish(call)
-        async with asyncio.timeout(STARTS_S):
+        async with asyncio.timeout(WAIT_S):
             while await waiting_statements(locking) < len(calls):  # noqa: ASYNC110 - a table has no event
                 await asyncio.sleep(0.05)
         began = time.monotonic()
@@ -114,7 +115,7 @@ async def test_commits_that_wait_for_a_lock_do_not_delay_the_exit_and_nothing_is
     await locking.close()
     start_executor()
     for call in calls:
-        await caller.result(call, 15)
+        await caller.result(call, WAIT_S)
     results = await caller.database.fetch(
         "select count(*) as number from cards where metadata->>'type' = 'tool.result' group by tool_call_id"
     )
@@ -126,6 +127,7 @@ async def waiting_statements(connection: asyncpg.Connection) -> int:
     return int(await connection.fetchval("select count(*) from pg_locks where not granted"))
 
 
+@pytest.mark.alone
 @requirement("run.stop")
 async def test_what_a_silent_nats_cuts_off_is_logged(
     stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor
@@ -149,7 +151,7 @@ async def test_what_a_silent_nats_cuts_off_is_logged(
     assert (cut_off["steps"], cut_off["running"]) == (["drain"], 1)
     stack.upstream.rules()
     start_executor()
-    assert (await caller.result(call, 30)).card["content"]["status"] == "success"
+    assert (await caller.result(call, WAIT_S)).card["content"]["status"] == "success"
 
 
 @requirement("run.side_tasks")
@@ -161,7 +163,7 @@ async def test_a_part_that_fails_ends_the_process_with_an_error_and_every_step_i
         "broken", database, {"PG_DSN": dsn_of(stack, database)}, module="tests.end_to_end.broken_monitor"
     )
     executor.process.start(lambda: True)
-    assert await asyncio.to_thread(executor.process.wait, STARTS_S) == 1
+    assert await asyncio.to_thread(executor.process.wait, WAIT_S) == 1
     actions = [json.loads(line)["action"] for line in executor.log_text().splitlines()]
     begun = actions.index("service.stopping")
     assert [action for action in actions[begun:] if action.startswith(("service.", "drain.", "process."))] == [
@@ -180,7 +182,7 @@ def workers_of(pid: int) -> list[psutil.Process]:
 
 async def ended(processes: list[psutil.Process]) -> None:
     """Wait until processes have ended; a zombie of a killed executor belongs to init, which this test may be."""
-    async with asyncio.timeout(STARTS_S):
+    async with asyncio.timeout(WAIT_S):
         while any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
@@ -195,9 +197,7 @@ async def costly_call(caller: Caller) -> PlacedCall:
 
 async def running_task(pid: int) -> None:
     """Wait until a worker of an executor has a child: a running task."""
-    async with asyncio.timeout(STARTS_S):
-        while not any(worker.children() for worker in psutil.Process(pid).children()):  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+    await until(lambda: any(worker.children() for worker in psutil.Process(pid).children()))
 
 
 @requirement("run.stop", "isolation.limits")
@@ -213,7 +213,7 @@ async def test_end_with_a_task_in_a_worker_answers_the_call_or_hands_it_back(
     assert await asyncio.to_thread(executor.process.wait, 30) == 0
     await ended(workers)
     start_executor()
-    answer = await caller.result(call, 30)
+    answer = await caller.result(call, WAIT_S)
     assert answer.card["content"]["error"]["code"] == "tool_misconfigured"
 
 

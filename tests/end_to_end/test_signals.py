@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.requirements import requirement
+from tests.waiting import WAIT_S
 
 SERVE = (sys.executable, "-m", "openapi_tool", "serve")
 # No server listens there, so it waits. With a variable of the interpreter, tests/forking.py does not fork for it.
@@ -26,7 +27,6 @@ ENVIRONMENT = {
     "NATS_SERVERS": "nats://127.0.0.1:1",
     "PYTHONUNBUFFERED": "1",
 }
-STARTS_S = 30.0
 ENDS_S = 10.0
 DELAYS_MS = (0, 10, 50, 100, 300, 600, 1_000, 1_500, 2_500)  # the imports take a second, more on a busy machine
 ISOLATED = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--")
@@ -69,7 +69,7 @@ def child_of(pid: int) -> int | None:
 
 
 def wait_for_handler(pid: int, program: str, number: signal.Signals = signal.SIGTERM) -> None:
-    give_up = time.monotonic() + STARTS_S
+    give_up = time.monotonic() + WAIT_S
     while not (is_program(pid, program) and takes(pid, number)):
         assert time.monotonic() < give_up
         time.sleep(0.0005)
@@ -92,7 +92,7 @@ def started(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[byte
 def started_as_pid_1(command: Sequence[str], log: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """Yield `unshare`, which ends with the code of its child, and the process id of this child outside."""
     with started([*ISOLATED, *command], log) as process:
-        give_up = time.monotonic() + STARTS_S
+        give_up = time.monotonic() + WAIT_S
         while (child := child_of(process.pid)) is None:
             assert time.monotonic() < give_up
             time.sleep(0.0005)
@@ -163,7 +163,7 @@ def test_other_signals_during_the_start_do_not_end_it_and_sighup_is_not_forgotte
             signal.SIGIO,
             signal.SIGTTOU,
         )
-        give_up = time.monotonic() + STARTS_S
+        give_up = time.monotonic() + WAIT_S
         while not all(is_in(status(process.pid, "SigIgn"), number) for number in others):
             assert time.monotonic() < give_up
         for number in (*others, signal.SIGHUP):

@@ -38,6 +38,7 @@ from openapi_tool.tools.policy import HOOKS_GROUP, Denial, PlannedCall
 from tests.conftest import AGENT, PROJECT, StartExecutor, search_tool
 from tests.requirements import requirement
 from tests.support import V1R4, delivery, each
+from tests.waiting import WAIT_S
 from tests.wire.test_bus import server
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +49,6 @@ DOCUMENTS = (
 )
 _BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
 _INLINE = re.compile(r"`openapi-tool ([^`]+)`")
-_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ def _files(pattern: str, folder: Path) -> list[str]:
 def _in_shell(command: str, text: str, folder: Path, environment: Mapping[str, str]) -> None:
     done = subprocess.run(  # noqa: S603 - our own documents
         ["/bin/sh", "-c", command], input=text, cwd=folder, env=environment, capture_output=True, text=True,
-        check=False, timeout=_TIMEOUT_S,
+        check=False, timeout=WAIT_S,
     )  # fmt: skip
     assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
 
@@ -225,7 +225,7 @@ def test_programs_know_their_arguments(place: str, command: str) -> None:
 @functools.cache
 def _help_of(module: str) -> str:
     program = [sys.executable, "-m", module, "--help"]
-    return subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=True, timeout=_TIMEOUT_S).stdout  # noqa: S603
+    return subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=True, timeout=WAIT_S).stdout  # noqa: S603
 
 
 @requirement("docs.run")
@@ -400,7 +400,7 @@ async def test_a_nats_server_accepts_the_permissions_of_other_users(stack: Embed
         await client.connect(nats.url, user="a", password="a-word", error_cb=on_error)
         await client.publish("_INBOX.openapi_tool.x", b"")
         await client.subscribe("_INBOX.openapi_tool.x")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(WAIT_S):
             for _ in range(2):
                 assert "permissions violation" in await denied.get()
         await client.close()

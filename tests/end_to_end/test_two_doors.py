@@ -35,6 +35,7 @@ from tests.conftest import AGENT, PROJECT, StartExecutor, search_tool
 from tests.end_to_end.test_shared_quotas import RECORDED
 from tests.requirements import requirement
 from tests.support import another_nats
+from tests.waiting import WAIT_S
 
 ME = GatewayCaller(PROJECT, AGENT)
 LIMIT = 240
@@ -75,7 +76,7 @@ async def codes_of_both(caller: Caller, gateway: Gateway, calls: int) -> list[st
     codes = []
     for _ in range(calls):
         placed = await caller.place(PROJECT, AGENT, "jina_search", RECORDED)
-        content = (await caller.result(placed, 30.0)).card["content"]
+        content = (await caller.result(placed, WAIT_S)).card["content"]
         codes.append((content["error"] or {}).get("code", ""))
         codes.append((await gateway.call(ME, "jina_search", RECORDED)).fields.error_code or "")
     return codes

@@ -39,6 +39,7 @@ from tests.conftest import AGENT, PROJECT, StartExecutor, reader_tool, search_to
 from tests.requirements import requirement
 from tests.support import memory_limit
 from tests.unit.test_egress import Proxy
+from tests.waiting import WAIT_S
 from tests.wire.conftest import RECORDED_ARGUMENTS, World, open_world
 
 SEARCH_SCHEMA = {
@@ -93,11 +94,11 @@ async def test_two_unequal_definitions_give_exactly_the_requests_that_they_imply
     start_executor()
 
     search = await caller.place(PROJECT, AGENT, "jina_search", {"query": "a b+c&d"})
-    await caller.result(search, 10)
+    await caller.result(search, WAIT_S)
     read = await caller.place(
         PROJECT, AGENT, "jina_reader", {"url": "https://a.example/?x=%20#f", "tenant_token": "forged"}, suffix="read"
     )
-    await caller.result(read, 10)
+    await caller.result(read, WAIT_S)
 
     first, second = stack.upstream.requests()
     assert (first["method"], first["host"], first["key"]) == ("GET", "s.jina.ai", "SEARCH_API_KEY")
@@ -141,7 +142,7 @@ async def test_a_key_that_the_upstream_echoes_reaches_no_row_and_no_log(
     ):
         stack.upstream.rules({**rule, "statuses": statuses})
         call = await caller.place(PROJECT, AGENT, "jina_reader", {"url": "https://a.example/"}, suffix="read")
-        content = (await caller.result(call, 10)).card["content"]
+        content = (await caller.result(call, WAIT_S)).card["content"]
         assert content["status"] == status, content
         assert "[redacted]" in json.dumps(content[where]), "the upstream did echo it"
     everything = await _rows(caller) + executor.log_text()
@@ -155,7 +156,7 @@ async def test_a_secret_of_the_body_reaches_no_row_and_no_log(
     await caller.add_tool(PROJECT, reader_tool(envs={"tenant_token": "TENANT_TOKEN"}))
     executor = start_executor({"OPENAPI_TOOL__TELEMETRY__LOG_LEVEL": "debug"})
     call = await caller.place(PROJECT, AGENT, "jina_reader", {"url": "https://a.example/"}, suffix="read")
-    await caller.result(call, 10)
+    await caller.result(call, WAIT_S)
     assert json.loads(stack.upstream.requests()[0]["body"])["tenant_token"] == "tenant-value"
     assert "tenant-value" not in await _rows(caller) + executor.log_text()
 
@@ -178,7 +179,7 @@ async def test_the_double_answers_unknown_requests_with_an_error(
     await caller.add_tool(PROJECT, search_tool())
     start_executor()
     call = await caller.place(PROJECT, AGENT, "jina_search", {"query": "a query without a recording"})
-    answer = await caller.result(call, 10)
+    answer = await caller.result(call, WAIT_S)
     assert answer.card["content"]["status"] == "failed"
     error = answer.card["content"]["error"]
     assert (error["code"], error["http_status"]) == ("upstream_rejected", 422)
@@ -194,7 +195,7 @@ async def test_the_double_refuses_an_unknown_key(
     await caller.add_tool(PROJECT, search_tool())
     start_executor({"JINA_API_KEY": "not-the-right-one"})
     call = await caller.place(PROJECT, AGENT, "jina_search", {"query": "hello world", "count": 3})
-    answer = await caller.result(call, 10)
+    answer = await caller.result(call, WAIT_S)
     assert answer.card["content"]["error"]["code"] == "auth_failed"
     assert stack.upstream.requests()[0]["key"] is None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -38,6 +37,7 @@ from openapi_tool.options.gateway import GatewayOptions
 from openapi_tool.reloading import Reloader
 from openapi_tool.settings import Settings
 from openapi_tool.state.sqlite import MEMORY, StateFile
+from tests.support import ONE_WORKER
 
 KEY = "JINA_API_KEY"
 ME = Caller("proj_me", "agent_me")
@@ -57,6 +57,7 @@ def double_process() -> Iterator[tuple[UpstreamDouble, Mapping[str, str]]]:
                     KEY: double.keys[KEY],
                     "SSL_CERT_FILE": str(certificates.ca),
                     "OPENAPI_TOOL__URL_POLICY__ALLOW": RECORDED_HOSTS,
+                    "OPENAPI_TOOL__ISOLATION__WORKERS": str(ONE_WORKER["workers"]),
                 },
             )
         finally:
@@ -92,7 +93,8 @@ def opened(double: UpstreamDouble, environment: dict[str, str]) -> OpenGateway:
 
     @asynccontextmanager
     async def open_one(state: Path = MEMORY, tools: Path | None = None, **settings: Any) -> AsyncIterator[Gateway]:
-        values: dict[str, Any] = {"url_policy": {"allow": (RECORDED_HOSTS,)}} | settings | NO_DATABASE
+        defaults: dict[str, Any] = {"url_policy": {"allow": (RECORDED_HOSTS,)}, "isolation": ONE_WORKER}
+        values = defaults | settings | NO_DATABASE
 
         def read() -> Settings:
             return Settings(**values)
@@ -197,10 +199,3 @@ def connect() -> Connect:
             yield client
 
     return connected
-
-
-async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    """Wait until something holds."""
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - no event
-            await asyncio.sleep(0.01)

@@ -16,9 +16,10 @@ from openapi_tool.http.bodies import MAX_BODY_BYTES
 from openapi_tool.http.connections import Connection, Connections
 from openapi_tool.local.stack import UpstreamDouble
 from openapi_tool.telemetry.logs import MAX_LINES, ProjectLimit
-from tests.gateway.conftest import PAGE, Serve, until
+from tests.gateway.conftest import PAGE, Serve
 from tests.gateway.test_http import READ, raw, sent
 from tests.requirements import requirement
+from tests.waiting import WAIT_S, until
 
 JSON = "application/json"
 PREFLIGHT = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
@@ -209,7 +210,7 @@ async def test_a_slow_client_is_cut_off_and_others_are_served(
         attackers = [asyncio.create_task(slow()) for _ in range(20)]
         async with served.client() as client:
             assert (await client.get("/v1/tools")).status_code == 200
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S):
             await asyncio.gather(*attackers)
 
 
@@ -230,7 +231,7 @@ async def test_a_client_that_reads_nothing_is_cut_off(serve: Serve, monkeypatch:
     monkeypatch.setattr(connections, "WRITE_S", 1.0)
     request = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
     async with serve() as served, raw(served) as (_, writer):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WAIT_S):
             while not writer.is_closing():
                 writer.write(request * 100)
                 await asyncio.sleep(0.05)
@@ -455,7 +456,7 @@ async def test_a_storm_of_cancellations_leaves_nothing_behind(serve: Serve, doub
             async with raw(served) as (_, writer):
                 writer.write(head.encode() + b"\r\n\r\n" + body)
                 await writer.drain()
-        await until(lambda: not served.gateway.running, 30)
+        await until(lambda: not served.gateway.running)
         assert time.monotonic() - began < 60
         double.rules()
         async with served.client() as client:

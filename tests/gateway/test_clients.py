@@ -16,9 +16,10 @@ import pytest
 
 from openapi_tool.local.stack import UpstreamDouble
 from tests.gateway.clients import program, script_of_node
-from tests.gateway.conftest import PAGE, Serve, until
+from tests.gateway.conftest import PAGE, Serve
 from tests.gateway.test_stdio import command
 from tests.requirements import requirement
+from tests.waiting import until
 
 pytestmark = pytest.mark.long
 
@@ -122,7 +123,7 @@ async def test_mcpo_offers_the_tools_over_plain_http(
                 stderr=log,
             )
         try:
-            await until(lambda: b"running on" in (tmp_path / "log").read_bytes(), 60)
+            await until(lambda: b"running on" in (tmp_path / "log").read_bytes())
             async with httpx.AsyncClient(
                 base_url=f"http://127.0.0.1:{port}/web", timeout=30, trust_env=False
             ) as client:

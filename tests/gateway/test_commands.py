@@ -27,8 +27,9 @@ from openapi_tool.state.sqlite import StateFile
 from openapi_tool.telemetry.calls import RECENT
 from openapi_tool.telemetry.upstream_waits import UPSTREAM_WAITS
 from openapi_tool.tools.deadlines import Deadline
-from tests.gateway.conftest import ME, PAGE, OpenGateway, until
+from tests.gateway.conftest import ME, PAGE, OpenGateway
 from tests.requirements import requirement
+from tests.waiting import WAIT_S, until
 
 Run = Callable[..., Awaitable[Result]]
 
@@ -376,7 +377,8 @@ async def test_after_a_purge_running_processes_go_on_with_empty_budgets(
         await asyncio.sleep(1)
         assert await read(other, "article") is None
         assert await read(gateway, "article") is None
-        async with asyncio.timeout(10):  # the processes tell what they know, which may be older than the last request
+        # The processes tell what they know, which may be older than the last request.
+        async with asyncio.timeout(WAIT_S):
             used = 0
             while used != 2:
                 [left] = json.loads((await run("budgets", "--json")).stdout)["budgets"]

@@ -21,9 +21,10 @@ from openapi_tool.http.senders import FAILED_TRIES
 from openapi_tool.local.stack import UpstreamDouble
 from openapi_tool.protocol import errors
 from openapi_tool.tools.switches import ALL, Switch, Switches
-from tests.gateway.conftest import PAGE, Serve, Served, until
+from tests.gateway.conftest import PAGE, Serve, Served
 from tests.gateway.test_mcp import CUSTOM, page_of
 from tests.requirements import requirement
+from tests.waiting import WAIT_S, until
 
 READ = "/v1/tools/jina_read"
 
@@ -42,7 +43,7 @@ async def raw(served: Served) -> AsyncIterator[tuple[asyncio.StreamReader, async
 
 async def sent(served: Served, request: bytes) -> bytes:
     """Return everything that the server answers to a request until it closes the connection."""
-    async with asyncio.timeout(30), raw(served) as (reader, writer):
+    async with asyncio.timeout(WAIT_S), raw(served) as (reader, writer):
         writer.write(request)
         with suppress(ConnectionError):
             await writer.drain()
@@ -539,7 +540,7 @@ async def test_a_client_that_is_gone_stops_its_upstream_request_and_its_cost_is_
             await until(lambda: len(double.requests()) == 1)
         began = time.monotonic()
         await until(lambda: not served.gateway.running)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 30, "a call may take 60 s"
         async with served.client() as client:
             [row] = (await client.get("/v1/usage")).json()["by_tool"]
             assert (row["calls"], row["errors"], row["requests"]) == (1, 1, 1)

@@ -18,8 +18,9 @@ from openapi_tool.state.sqlite import StateFile
 from openapi_tool.tools.deadlines import Deadline
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.shown_state import UNTRUSTED
-from tests.gateway.conftest import ME, PAGE, Connect, OpenGateway, file_of, until
+from tests.gateway.conftest import ME, PAGE, Connect, OpenGateway, file_of
 from tests.requirements import requirement
+from tests.waiting import WAIT_S, until
 
 ERAS = ["legacy", "auto"]
 """Modes of the client; to a server of today `auto` speaks 2026-07-28."""
@@ -207,7 +208,7 @@ async def test_a_batch_returns_what_it_has_when_its_time_ends(
 ) -> None:
     double.rules({"match": "/slow", "hang": True})
     urls = [PAGE, "http://site.fixture.test:8099/slow"]
-    async with opened(gateway={"call_timeout_s": 6}) as gateway, connect(gateway) as client, asyncio.timeout(20):
+    async with opened(gateway={"call_timeout_s": 6}) as gateway, connect(gateway) as client, asyncio.timeout(WAIT_S):
         result = await client.call_tool("jina_read_many", {"urls": urls})
         assert not result.is_error
         assert "A Fixture Article" in text_of(result)
@@ -249,7 +250,7 @@ async def test_a_call_does_not_wait_longer_for_a_slot_than_it_may_take(
     longer = CUSTOM.replace("docs.search", "docs.longer").replace("auth_env", "timeout_s: 56, auth_env")
     (tmp_path / "longer.yaml").write_text(longer)
     settings: dict[str, Any] = {"executor": {"concurrency": 1}, "gateway": {"call_timeout_s": 1}}
-    async with opened(tools=tmp_path, **settings) as gateway, asyncio.timeout(20):
+    async with opened(tools=tmp_path, **settings) as gateway, asyncio.timeout(WAIT_S):
         first = asyncio.create_task(gateway.call(ME, "docs__longer", {"query": "hello"}))
         await asyncio.to_thread(double.requests, 1)
         answer = await gateway.call(ME, "docs__search", {"query": "hello"})
@@ -310,7 +311,7 @@ async def test_a_cancelled_call_stops_its_request_frees_its_slot_and_is_charged(
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(WAIT_S):
             result = await client.call_tool("jina_read", {"url": "http://site.fixture.test:8099/short"})
         assert not result.is_error
     stored = StateFile.open(state)

@@ -16,10 +16,11 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
 from openapi_tool.local.stack import UpstreamDouble
-from tests.gateway.conftest import PAGE, Serve, Served, until
+from tests.gateway.conftest import PAGE, Serve, Served
 from tests.gateway.test_http import READ, raw
 from tests.gateway.test_mcp import CUSTOM, ERAS, text_of
 from tests.requirements import requirement
+from tests.waiting import WAIT_S, until
 
 MODERN = "2026-07-28"
 
@@ -124,7 +125,7 @@ async def test_a_subscription_to_what_is_not_offered_is_neither_kept_nor_sent_ba
     wanted = {"toolsListChanged": True, "promptsListChanged": True, "resourceSubscriptions": ["test://a"] * 1_000}
     body, headers = modern_message("subscriptions/listen", {"notifications": wanted})
     async with (
-        asyncio.timeout(20),
+        asyncio.timeout(WAIT_S),
         serve() as served,
         served.client() as client,
         client.stream("POST", "/mcp", content=body, headers=headers) as answer,
@@ -175,7 +176,7 @@ async def test_a_subscribed_client_hears_of_changed_tools_and_its_stream_ends_wi
     (tmp_path / "docs.yaml").write_text(CUSTOM)
     async with serve() as served, connected(served) as client, client.listen(tools_list_changed=True) as events:
         await served.door.mcp.server.tools_changed()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             await anext(events)
             await served.door.drain()
 

@@ -18,8 +18,8 @@ from typer.testing import CliRunner, Result
 
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.cli import app
-from openapi_tool.cli.gateway_state import chosen_state, selected_file, selected_state
 from openapi_tool.cli.kernel import NO_DATABASE
+from openapi_tool.cli.selection import chosen_state, selected_file, selected_state
 from openapi_tool.gateway.call_row import CallRow
 from openapi_tool.gateway.nats_rows import CALLS, NatsRows
 from openapi_tool.gateway.nats_state import gateway_bus, open_nats_state, stored_tokens
@@ -38,11 +38,12 @@ from openapi_tool.settings import Settings
 from openapi_tool.state import nats_stream
 from openapi_tool.state.nats_kv import Bucket
 from openapi_tool.state.nats_texts import PartedTexts, Patience
-from tests.gateway.conftest import ME, PAGE, OpenGateway, Serve, until
+from tests.gateway.conftest import ME, PAGE, OpenGateway, Serve
 from tests.gateway.test_gateway_process import replica
 from tests.gateway.test_http import READ
 from tests.gateway.test_mcp import page_of
 from tests.requirements import requirement
+from tests.waiting import WAIT_S, until
 
 
 @pytest.fixture(scope="module")
@@ -210,7 +211,7 @@ async def test_tokens_are_refused_once_they_could_not_be_read_for_too_long(
                 assert refused.headers["Retry-After"]
             finally:
                 await asyncio.to_thread(server.start)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(WAIT_S):
                 while await served.tokens.refresh():  # noqa: ASYNC110 - no event
                     await asyncio.sleep(0.1)
             monkeypatch.setattr(served.tokens, "_grace_s", 300.0)

@@ -29,6 +29,7 @@ from openapi_tool.settings import Settings
 from tests.gateway.conftest import Serve
 from tests.gateway.test_mcp_http import modern_message
 from tests.requirements import requirement
+from tests.waiting import WAIT_S
 
 ISSUER, JWKS, RESOURCE = "https://issuer.test", "https://issuer.test/keys", "https://tools.test/mcp"
 OPTIONS = OauthOptions(issuer=ISSUER, jwks_url=JWKS, resource=RESOURCE)
@@ -164,7 +165,7 @@ async def test_only_an_unknown_key_waits_for_an_issuer_that_does_not_answer() ->
     await issuer.jwts.caller(signed())
     issuer.now += FRESH_S + 1
     issuer.answers.clear()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         await issuer.jwts.caller(signed())
     unknown = asyncio.create_task(issuer.jwts.caller(signed(OTHER_KEY, "new")))
     assert not (await asyncio.wait([unknown], timeout=0.1))[0]
@@ -220,7 +221,7 @@ async def test_a_flood_of_unknown_keys_shares_one_request_to_an_issuer_that_hang
     issuer.now += RETRY_S
     issuer.answers.clear()
     flood = [asyncio.create_task(issuer.jwts.caller(signed(key_id=f"unknown{number}"))) for number in range(200)]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         for _ in range(10):
             await issuer.jwts.caller(signed())  # the others go on
     issuer.document = None
@@ -311,7 +312,7 @@ async def test_a_stream_ends_after_its_jwt(serve: Serve, monkeypatch: pytest.Mon
             for client in (brief, unaffected):
                 began = asyncio.Event()
                 listeners.append(asyncio.create_task(listen(client, began)))
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(WAIT_S):
                     await began.wait()
             await asyncio.sleep(0.2)
             ending, staying = listeners
@@ -319,7 +320,7 @@ async def test_a_stream_ends_after_its_jwt(serve: Serve, monkeypatch: pytest.Mon
             later = SimpleNamespace(time=lambda: time.time() + 1_800)
             monkeypatch.setattr("openapi_tool.http.senders.time", later)
             with pytest.raises(httpx.TransportError):
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(WAIT_S):
                     await ending
             assert not staying.done()
             staying.cancel()

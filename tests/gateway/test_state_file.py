@@ -25,8 +25,8 @@ from openapi_tool.state.port import ALL_RECORDS
 from openapi_tool.state.sqlite import MEMORY, StateFile
 from openapi_tool.state.sqlite_file import StateUnusable, default_path
 from openapi_tool.tools.deadlines import Deadline
-from tests.gateway.conftest import until
 from tests.requirements import requirement
+from tests.waiting import until
 
 _COUNT = """
 import asyncio, sys

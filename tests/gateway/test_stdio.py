@@ -27,8 +27,8 @@ from openapi_tool.mcp.stdio import StdioTransport
 from tests.gateway.conftest import PAGE
 from tests.gateway.test_mcp import CUSTOM, ERAS, text_of
 from tests.requirements import requirement
+from tests.waiting import WAIT_S
 
-_WAIT_S = 30.0
 _ONE = "; send one JSON object per line"
 
 
@@ -104,7 +104,7 @@ async def test_a_real_client_of_either_era_is_served_over_stdio(
 ) -> None:
     first, *rest = command(double, tmp_path / "state.sqlite3")
     server = StdioServerParameters(command=first, args=rest, env=environment)
-    async with asyncio.timeout(_WAIT_S), Client(server, mode=era) as client:
+    async with asyncio.timeout(WAIT_S), Client(server, mode=era) as client:
         assert len((await client.list_tools()).tools) == 4
         result = await client.call_tool("jina_read", {"url": PAGE})
         assert "A Fixture Article" in text_of(result)
@@ -183,7 +183,7 @@ async def test_no_further_request_is_read_while_too_many_are_unanswered(monkeypa
                 async with asyncio.timeout(0.2):
                     await incoming.receive()
             await outgoing.send(SessionMessage(JSONRPCResponse(jsonrpc="2.0", id=first.id, result={})))
-            async with asyncio.timeout(_WAIT_S):
+            async with asyncio.timeout(WAIT_S):
                 assert (await incoming.receive()).message.id == 2
     os.close(write_answers)
 
@@ -265,7 +265,7 @@ def test_calls_go_on_and_the_process_ends_while_another_process_holds_the_lock(
                 answer = client.answer(client.call("jina_read", {"url": f"{PAGE}?{number}"}))
                 assert answer["result"]["isError"] is False
             client.stdin.close()
-            assert client.process.wait(12) == 0
+            assert client.process.wait(WAIT_S) == 0
 
 
 @requirement("mcp.cancellation")
@@ -286,8 +286,8 @@ def test_a_client_that_is_gone_stops_the_upstream_request_and_the_process(
             client.stdin.close()
         else:
             client.process.send_signal(end)
-        assert client.process.wait(10) == 0
-        assert time.monotonic() - began < 5
+        assert client.process.wait(WAIT_S) == 0
+        assert time.monotonic() - began < 30, "a call may take 60 s"
     with closing(sqlite3.connect(tmp_path / "s")) as stored:
         rows = stored.execute("SELECT error, requests, tokens > 0 FROM calls").fetchall()
     assert rows == [("cancelled", 1, 1)]

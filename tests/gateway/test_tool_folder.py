@@ -21,9 +21,9 @@ from openapi_tool.telemetry.recent_warnings import RECENT_WARNINGS
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.telemetry.replica_problems import found_problems
 from openapi_tool.tools.yaml_source import read_sources
-from tests.gateway.conftest import until
 from tests.gateway.test_mcp import CUSTOM
 from tests.requirements import requirement
+from tests.waiting import WAIT_S, until
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ async def watched(folder: ToolFolder, use: Callable[[Tools], None]) -> AsyncIter
 
 
 async def change_until_used(folder: ToolFolder, used: list[Tools]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_S):
         for number in count():
             if used:
                 return

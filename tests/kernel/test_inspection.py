@@ -54,6 +54,7 @@ from tests.conftest import AGENT, PROJECT, TEMPLATE, StartExecutor, search_tool
 from tests.kernel.test_store import command_of, result_of
 from tests.requirements import requirement
 from tests.support import ROLE, V1R4, delivery, dsn_of, each, identity, make_role, pool_of
+from tests.waiting import WAIT_S
 
 COMMAND = V1R4.decode(delivery())
 
@@ -821,7 +822,7 @@ async def test_without_a_privilege_it_is_not_ready_and_waiting_calls_are_answere
     await caller.database.execute("revoke select, insert on cards from openapi_tool")
     shown = await readiness(port, wanted=False)
     assert [name for name, part in shown["dependencies"].items() if not part["ok"]] == ["postgres"]
-    async with asyncio.timeout(10):  # the log is written by a thread
+    async with asyncio.timeout(WAIT_S):  # the log is written by a thread
         expected = "missing: select on cards, insert on cards. An operator must correct this"
         while expected not in executor.log_text():  # noqa: ASYNC110 - another process
             await asyncio.sleep(0.05)
@@ -829,7 +830,7 @@ async def test_without_a_privilege_it_is_not_ready_and_waiting_calls_are_answere
     await asyncio.sleep(0.3)
     assert stack.upstream.requests() == []
     await caller.database.execute("grant select, insert on cards to openapi_tool")
-    assert (await caller.result(call, 10)).card["content"]["status"] == "success"
+    assert (await caller.result(call, WAIT_S)).card["content"]["status"] == "success"
     assert len(stack.upstream.requests()) == 1
     assert executor.log_text().count("missing: ") == 1  # logged once, not at every check
 
@@ -857,7 +858,7 @@ async def test_damage_of_the_tables_while_nothing_is_sent_stops_fetching_until_i
     assert (await readiness(port, wanted=False))["dependencies"]["postgres"]["reason"]
     await caller.database.execute(repair)
     await readiness(port, wanted=True)
-    assert (await caller.result(call, 15)).card["content"]["status"] == "success"
+    assert (await caller.result(call, WAIT_S)).card["content"]["status"] == "success"
     lines = [json.loads(line) for line in executor.log_text().splitlines() if '"health.changed"' in line]
     changes = [line["ok"] for line in lines if line["dependency"] == "postgres"]
     assert changes == [True, False, True], "logged once each way, however often it is checked"
@@ -865,7 +866,7 @@ async def test_damage_of_the_tables_while_nothing_is_sent_stops_fetching_until_i
 
 async def readiness(port: int, *, wanted: bool) -> dict[str, Any]:
     """Return the body of /readyz once `ready` equals `wanted`. Raises TimeoutError."""
-    async with asyncio.timeout(15), ClientSession() as session:
+    async with asyncio.timeout(WAIT_S), ClientSession() as session:
         while True:
             async with session.get(f"http://127.0.0.1:{port}/readyz") as answer:
                 shown: dict[str, Any] = await answer.json()

@@ -22,6 +22,7 @@ from openapi_tool.local.stack import EmbeddedStack
 from tests.conftest import AGENT, PROJECT, search_tool
 from tests.kernel_conformance.worker import MAX_DEPTH, Turn, Worker
 from tests.requirements import requirement
+from tests.waiting import WAIT_S
 from tests.wire.conftest import DURABLE, RECORDED_ARGUMENTS, World, open_world
 
 INVALID_CALL = ("jina_search", {"quary": "no such argument"})
@@ -230,7 +231,7 @@ async def settings_of(world: World) -> tuple[float, int]:
 
 async def until_busy(world: World) -> None:
     """Wait until the only slot of the executor is taken."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         while True:
             info = await world.caller.client.jetstream().consumer_info(STREAM, DURABLE)
             if info.num_ack_pending and not info.num_waiting:
@@ -270,7 +271,7 @@ async def test_the_durable_is_taken_over_and_handed_back_with_the_settings_of_ea
     assert [printed[when]["max_deliver"] for when in ("before", "after")] == [-1, 3]
     assert await settings_of(world) == (30, 3)
     subscription = await world.caller.client.jetstream().pull_subscribe_bind(DURABLE, STREAM)
-    messages = await subscription.fetch(2, timeout=5)
+    messages = await subscription.fetch(2, timeout=WAIT_S)
     given = {(message.headers or {})["CG-Tool-Call-Id"] for message in messages}
     assert given == {busy.tool_call_id, unsettled.tool_call_id}, "the first was handed back, the second never delivered"
     for message in messages:
@@ -290,7 +291,7 @@ async def test_a_command_with_a_result_and_a_lost_acknowledgement_is_not_deliver
     for call in calls:
         await world.caller.publish(call)
     subscription = await world.caller.client.jetstream().pull_subscribe_bind(DURABLE, STREAM)
-    assert len(await subscription.fetch(4, timeout=5)) == 4
+    assert len(await subscription.fetch(4, timeout=WAIT_S)) == 4
     for call in calls[:3]:
         await world.caller.database.execute(
             "insert into cards (card_id, tenant_id, tool_call_id, metadata) values ($1, $2, $3, $4)",

@@ -55,9 +55,9 @@ from openapi_tool.tools.output import Item, ToolOutput
 from openapi_tool.tools.policy import Authorizer
 from openapi_tool.tools.session_identities import SessionIdentities
 from tests.support import BODY, HEADERS, SUBJECT, V1R4, call_card, records, waiting_turn
+from tests.waiting import WAIT_S
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
-LIMIT_S = 20.0
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 Given = TypeVarTuple("Given")
@@ -65,11 +65,11 @@ Result = TypeVar("Result")
 
 
 def run_on(loop: str) -> Run:
-    """Return a function that runs a coroutine on this kind of event loop, for at most LIMIT_S seconds."""
+    """Return a function that runs a coroutine on this kind of event loop, for at most WAIT_S seconds."""
 
     def run(work: Coroutine[Any, Any, None]) -> None:
         with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
-            runner.run(asyncio.wait_for(work, LIMIT_S))
+            runner.run(asyncio.wait_for(work, WAIT_S))
 
     return run
 

@@ -42,6 +42,7 @@ from openapi_tool.tools.time_limits import TimeLimits, longest_call_s
 from tests.races.conftest import FakeTools, Run, Scene, Schedule, iterate_loop, run_virtually
 from tests.requirements import requirement
 from tests.support import SentByMock
+from tests.waiting import WAIT_S
 
 
 async def _refused(_: Schedule) -> ToolOutput:
@@ -257,7 +258,7 @@ def test_a_call_that_ignores_cancellation_does_not_block_the_drain(run: Run, cap
         task = scene.deliver()
         await iterate_loop()
         try:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(WAIT_S):
                 await scene.consumer.stop(0, hand_back_s=0)
             assert not task.done()
             stuck = [record.__dict__ for record in caplog.records if getattr(record, "action", "") == "call.stuck"]
@@ -466,7 +467,7 @@ class _Stuck:
         self.go, self.ended = threading.Event(), threading.Event()
 
     def shutdown(self) -> None:
-        self.go.wait(20)
+        self.go.wait(60)
         self.ended.set()
 
 
@@ -477,7 +478,7 @@ def test_the_last_spans_block_neither_the_event_loop_nor_the_end_of_the_process(
     tracer = _Stuck()
     began = time.monotonic()
     run(shut_down(tracer.shutdown, lambda: 0.02))  # the loop is closed, too
-    assert time.monotonic() - began < 10  # not the 20 s of the collector
+    assert time.monotonic() - began < 30, "the collector takes 60 s"
     assert [getattr(record, "action", "") for record in caplog.records] == ["traces.dropped"]
     tracer.go.set()
     assert tracer.ended.wait(20)
@@ -509,7 +510,7 @@ def test_a_cancelled_export_of_the_last_spans_does_not_block_the_end_of_the_proc
 
     began = time.monotonic()
     run(work())  # the loop is closed, too
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
     tracer.go.set()
     assert tracer.ended.wait(20)
 

@@ -45,6 +45,7 @@ from openapi_tool.tools.secret_variables import Secret
 from tests.answering import for_request
 from tests.races.conftest import LOOPS, Run, iterate_loop, run_on
 from tests.requirements import requirement
+from tests.waiting import WAIT_S
 
 if TYPE_CHECKING:
     from openapi_tool.kernel.postgres.store import KernelStore
@@ -105,7 +106,7 @@ class BreakerHarness:
 
 def on(new_loop: Callable[[], asyncio.AbstractEventLoop], test: Test) -> None:
     async def limited() -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             await test(BreakerHarness())
 
     with asyncio.Runner(loop_factory=new_loop) as runner:

@@ -33,6 +33,7 @@ from openapi_tool.protocol.command import HEAD_BYTES, BodyDigest, Delivery
 from openapi_tool.telemetry.redact import Redactor
 from tests.requirements import requirement
 from tests.support import HEADERS, SUBJECT, delivery
+from tests.waiting import WAIT_S
 from tests.wire.conftest import header_block as raw_header_block
 
 STREAM = (
@@ -561,6 +562,6 @@ async def test_statistics_are_answered_after_an_error(
 ) -> None:
     monkeypatch.setattr(replica_statistics, "_RESUBSCRIBE_AFTER_S", -1.0)
     client = _Asked(failing, error=error)
-    async with asyncio.timeout(5), replica_statistics.answering_stats(cast("Any", client), dict):
+    async with asyncio.timeout(WAIT_S), replica_statistics.answering_stats(cast("Any", client), dict):
         await client.answered.wait()
     assert set(client.limits) == {20}, "the server delivers no more in one subscription"

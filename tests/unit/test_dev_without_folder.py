@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import pytest
 
-from openapi_tool.cli.kernel import names_of_dev
+from openapi_tool.cli.dev_choice import names_of_dev
 from tests.requirements import requirement
 
 

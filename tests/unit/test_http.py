@@ -53,6 +53,7 @@ from openapi_tool.tools.output import ToolOutput
 from tests.answering import for_request
 from tests.requirements import requirement
 from tests.support import assert_for_a_model, each
+from tests.waiting import WAIT_S, until
 
 KEY = SecretStr("a-key-of-the-test")
 SEARCH = UpstreamRequest("POST", "s.jina.ai", "/", {"Accept": "application/json"}, b'{"q":"x"}', Expected("search"))
@@ -498,7 +499,6 @@ def test_an_error_keeps_its_kind_and_loses_its_text() -> None:
 
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
-TIMEOUT_S = 10
 
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -568,7 +568,7 @@ class Upstream:
     async def __aexit__(self, *_: object) -> None:
         await self.client.aclose()
         self._server.close()
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(WAIT_S):
             await asyncio.gather(*(peer.gone.wait() for peer in self.peers))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -588,7 +588,7 @@ class Upstream:
 
     async def request(self, on_connected: Callable[[], None] | None = None) -> Any:
         """Send one more request; return the content of its response."""
-        return content_of(await fetch(self.client, seconds=TIMEOUT_S, on_connected=on_connected))
+        return content_of(await fetch(self.client, seconds=WAIT_S, on_connected=on_connected))
 
 
 @pytest.fixture(params=LOOPS)
@@ -597,7 +597,7 @@ def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, None]],
 
     def run(work: Coroutine[Any, Any, None]) -> None:
         with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:
-            runner.run(asyncio.wait_for(work, 2 * TIMEOUT_S))
+            runner.run(asyncio.wait_for(work, 2 * WAIT_S))
 
     return run
 
@@ -702,7 +702,7 @@ def test_unsolicited_response_reaches_no_later_request(
             assert await upstream.request() == "of connection 1"
             upstream.peers[0].send(unsolicited)
             if received_by == "the client":
-                async with asyncio.timeout(TIMEOUT_S):
+                async with asyncio.timeout(WAIT_S):
                     await upstream.peers[0].gone.wait()
             assert await upstream.request() == "of connection 2"
 
@@ -805,7 +805,7 @@ def test_endless_informational_responses_are_parsed_in_small_pieces_and_aborted(
             else:
                 with pytest.raises(UpstreamUnavailable):
                     await upstream.request()
-            async with asyncio.timeout(TIMEOUT_S):
+            async with asyncio.timeout(WAIT_S):
                 await upstream.peers[0].gone.wait()
             assert max(parsed) <= 16_384
             assert sum(parsed) <= 3 * 16_384
@@ -885,7 +885,7 @@ def test_requests_of_one_project_leave_connections_for_another(run: Run, tmp_pat
 
     async def check() -> None:
         async with upstream:
-            request = partial(upstream.client.fetch, SEARCH, KEY, Deadline.after(TIMEOUT_S))
+            request = partial(upstream.client.fetch, SEARCH, KEY, Deadline.after(WAIT_S))
             budget = ByteSemaphore(20_000_000)
             held = [asyncio.create_task(request(for_request(budget.for_call("large")))) for _ in range(20)]
             for _ in range(connections * 7 // 8):
@@ -912,9 +912,7 @@ def test_a_connection_of_a_cancelled_request_is_closed_when_the_client_is(run: R
 
         async with Upstream(tmp_path, silent) as upstream:
             request = asyncio.create_task(upstream.request())
-            async with asyncio.timeout(TIMEOUT_S):
-                while not upstream.peers:  # noqa: ASYNC110 - the server tells nobody
-                    await asyncio.sleep(0.01)
+            await until(lambda: upstream.peers)
             request.cancel()
             await asyncio.wait([request])
             assert upstream.client_sockets()

@@ -39,9 +39,9 @@ from tests.answering import MAX_BYTES
 from tests.hostile.schemas import PRODUCTS
 from tests.requirements import requirement
 from tests.support import each
+from tests.waiting import WAIT_S, until
 
 OPTIONS: Any = {"jina": {"mode": "search"}}
-WAIT_S = 20.0
 
 
 def check(rule: Any, value: Any) -> ArgumentCheck:
@@ -217,9 +217,7 @@ async def test_worker_is_started_again_once_a_thread_can_be_started(
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         running = asyncio.create_task(run(pool, QUICK))
-        async with asyncio.timeout(WAIT_S):
-            while not of_action(caplog, "isolation.unavailable") and not running.done():  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until(lambda: of_action(caplog, "isolation.unavailable") or running.done())
     assert await running == CheckedArguments()
 
 

@@ -35,6 +35,7 @@ from openapi_tool.state.port import Stored
 from openapi_tool.tools.deadlines import Deadline
 from tests.requirements import requirement
 from tests.unit.test_limits import Replicas, refusal, replicas
+from tests.waiting import WAIT_S
 
 RECORD = "limit.A.search"
 
@@ -196,7 +197,7 @@ async def test_a_429_during_a_write_of_the_record_is_not_lost() -> None:
 
         world.write = slow  # type: ignore[method-assign, assignment]
         later = asyncio.create_task(world.permit(limiter))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             await writing.wait()
         error = refusal(42901)
         error.retry_after = 90

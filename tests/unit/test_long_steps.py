@@ -8,6 +8,7 @@ import pytest
 
 from openapi_tool.concurrency.long_steps import LONG_BYTES, without_other_long_steps
 from tests.requirements import requirement
+from tests.waiting import WAIT_S
 
 LONG, SHORT = 10_000_000, 1_000
 
@@ -30,7 +31,7 @@ async def iterations_of_steps(sizes: list[int], *, long: int = LONG_BYTES, cance
     if cancelled is not None:
         await asyncio.sleep(0)
         tasks[cancelled].cancel()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         await asyncio.wait(tasks)
     return found
 

@@ -37,6 +37,7 @@ from openapi_tool.tools.session_identities import SessionIdentities
 from tests.answering import MAX_BYTES, ToolsOverTransport, for_request, serving
 from tests.requirements import requirement
 from tests.support import assert_for_a_model
+from tests.waiting import WAIT_S
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
@@ -129,7 +130,7 @@ async def test_calls_that_hold_memory_and_need_more_do_not_deadlock() -> None:
             await asyncio.sleep(0)
             ended.append(name)
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WAIT_S):
         await asyncio.gather(*map(call, range(12)))
     assert sorted(ended) == list(range(12))
     assert semaphore.free_bytes == 100
@@ -233,7 +234,7 @@ async def test_project_holds_at_most_half_and_does_not_block_others() -> None:
         await _soon()
         assert not for_request(three).try_hold(5), "a call overtakes another one of its project"
         assert for_request(other).try_hold(30)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(WAIT_S):
             await for_request(other).hold(20)
         assert not waiting.done()
         semaphore.give_all(one)
@@ -259,7 +260,7 @@ async def test_projects_take_turns_with_the_reserve() -> None:
             order.append(project)
             await _soon()
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WAIT_S):
         await asyncio.gather(*map(call, "aaaab"))
     assert order.index("b") < 2
     assert semaphore.free_bytes == 100
@@ -448,7 +449,7 @@ async def test_a_small_answer_never_waits_behind_large_ones() -> None:
         await for_request(all_of_it).hold(small.tools.semaphore.free_bytes)
         large = asyncio.create_task(for_request(waiting).hold(1))
         await _soon()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(WAIT_S):
             await small.card()
         assert not large.done()
         large.cancel()
@@ -549,7 +550,7 @@ async def test_call_does_not_hold_a_shared_response_while_it_waits_for_memory() 
     answering = ToolsOverTransport(
         answer, options={"cache": CacheOptions(60.0), "egress": EgressOptions(body_budget_bytes=210_000_000)}
     )
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_S):
         cards = await asyncio.gather(*(answering.card() for _ in range(6)))
     assert all(artifact is not None for _, _, artifact in cards)
     assert requests > 1

@@ -72,6 +72,7 @@ from openapi_tool.telemetry.spans import WireTracer
 from openapi_tool.telemetry.upstream_waits import UpstreamWaits
 from tests.requirements import requirement
 from tests.support import TRACE_ID, each
+from tests.waiting import WAIT_S
 
 SECRET = "a-secret-of-the-test"
 REDACTOR = Redactor([SECRET, "a-secret"])
@@ -208,10 +209,10 @@ def test_other_text_in_log_lines_of_libraries_is_unchanged() -> None:
 
 
 def test_cleaning_long_texts_of_libraries_takes_linear_time() -> None:
-    started = time.monotonic()
+    began = time.process_time()
     for text in ("a" * 200_000, "a:" * 100_000, "https://" + "a@" * 50_000, "GET " * 50_000, "pass" * 50_000):
         without_details(text)
-    assert time.monotonic() - started < 2
+    assert time.process_time() - began < 2
 
 
 @requirement("loop.answers", "secrets.output")
@@ -770,7 +771,6 @@ def test_the_handler_of_the_process_limits_lines(capsys: pytest.CaptureFixture[s
 PROBE = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
 METRICS = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
 HALF = b"GET /livez HTTP/1.1\r\nHost: "
-TIMEOUT_S = 20.0  # long, for a busy machine; the tested events are immediate
 READ = asyncio.StreamReader | None
 
 
@@ -800,7 +800,7 @@ async def connection(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asy
 
 async def response_to(port: int, request: bytes) -> bytes:
     """Return everything that the server sends until it closes. Raises TimeoutError."""
-    async with asyncio.timeout(TIMEOUT_S), connection(port) as (reader, writer):
+    async with asyncio.timeout(WAIT_S), connection(port) as (reader, writer):
         return await read_response(reader, writer, request)
 
 
@@ -834,7 +834,7 @@ async def test_a_probe_is_answered_despite_many_half_sent_requests(port: int) ->
             writer.write(HALF)
             readers.append(reader)
         assert b'"live": true' in await response_to(port, PROBE)
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(WAIT_S):
             for reader in readers[: 1_200 - MAX_CONNECTIONS]:
                 with suppress(ConnectionError):
                     assert await reader.read() == b""
@@ -868,7 +868,7 @@ async def test_a_slow_connection_is_closed(first: bytes, monkeypatch: pytest.Mon
     async with health_server("127.0.0.1", 0, Health()) as port, connection(port) as (reader, writer):
         writer.write(first)
         reading = asyncio.create_task(read_response(reader, writer, b""))
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(WAIT_S):
             while not reading.done():
                 writer.write(b"x")
                 await asyncio.sleep(0.02)

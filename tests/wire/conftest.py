@@ -29,11 +29,11 @@ from openapi_tool.service.kernel_parts import Parts, assemble
 from openapi_tool.service.process_parts import open_process_parts
 from openapi_tool.settings import Settings
 from tests.conftest import AGENT, PROJECT, search_tool
-from tests.support import dead_letters, dsn_of
+from tests.support import ONE_WORKER, dead_letters, dsn_of
+from tests.waiting import WAIT_S
 
 DURABLE = default_durable("v1r4", "jina")
 RECORDED_ARGUMENTS = {"query": "hello world", "count": 3}  # arguments for which the double has a recording
-SETTLED_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class World:
             upstream_requests=await asyncio.to_thread(self.stack.upstream.requests),
         )
 
-    async def settled(self, within_s: float = SETTLED_S) -> Any:
+    async def settled(self, within_s: float = WAIT_S) -> Any:
         """Return the durable's info once every sent command is settled. Raises TimeoutError."""
         async with asyncio.timeout(within_s):
             while True:
@@ -148,6 +148,7 @@ class World:
                 "retry": {"initial_backoff_s": 0.01},
                 "cache": {"ttl_s": 0},
                 "url_policy": {"allow": (RECORDED_HOSTS,)},
+                "isolation": ONE_WORKER,
                 **sections,
             }
         )

@@ -24,6 +24,7 @@ from openapi_tool.telemetry.upstream_waits import UPSTREAM_WAITS
 from tests.conftest import AGENT, PROJECT, reader_tool, search_tool
 from tests.requirements import requirement
 from tests.support import framed_items
+from tests.waiting import WAIT_S
 from tests.wire.conftest import RECORDED_ARGUMENTS, Outcome, World
 from tests.wire.test_refusals import assert_settled_once
 
@@ -579,7 +580,7 @@ async def test_an_invalid_and_an_exhausted_key_each_log_one_warning_with_the_var
 async def test_a_request_that_is_not_answered_is_known_while_it_is_open(world: World) -> None:
     world.stack.upstream.rules({"delay_s": 1.0})
     await world.caller.publish(await world.place())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         while not (waits := UPSTREAM_WAITS.snapshot()):  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.01)
     assert [(wait["host"], wait["open"]) for wait in waits] == [("s.jina.ai", 1)]

@@ -47,7 +47,8 @@ from openapi_tool.settings import Settings
 from openapi_tool.telemetry.redact import MASK, Redactor
 from tests.requirements import requirement
 from tests.support import another_nats, delete_streams, delivery
-from tests.wire.conftest import SETTLED_S, FakeServer, World, fake_server, info
+from tests.waiting import WAIT_S, until
+from tests.wire.conftest import FakeServer, World, fake_server, info
 
 DSN = {"dsn": "postgresql://127.0.0.1/unused"}
 
@@ -63,7 +64,7 @@ def server(stack: EmbeddedStack, more: str) -> Iterator[NatsServer]:
 @asynccontextmanager
 async def client_of(**section: Any) -> AsyncIterator[BusClient]:
     bootstrap = build_bootstrap(Settings(postgres=DSN, nats=section), {})
-    async with asyncio.timeout(5), connected(bootstrap.bus) as client:
+    async with asyncio.timeout(WAIT_S), connected(bootstrap.bus) as client:
         yield client
 
 
@@ -139,7 +140,7 @@ async def test_a_new_password_in_a_file_is_used_and_masked(stack: EmbeddedStack,
         section = {"servers": nats_server.url, "user": "u", "password_file": file}
         bootstrap = build_bootstrap(Settings(postgres=DSN, nats=section), {})
         file.write_text("the-right-one\n")
-        async with asyncio.timeout(5), connected(bootstrap.bus) as client:
+        async with asyncio.timeout(WAIT_S), connected(bootstrap.bus) as client:
             await client.flush()
     assert bootstrap.redactor.text("the-old-word, the-right-one") == f"{MASK}, {MASK}"
 
@@ -246,7 +247,7 @@ async def test_a_session_key_that_no_executor_made_is_refused(stack: EmbeddedSta
         async with client_of(servers=nats_server.url) as client:
             bucket = await shared_bucket().open(client.jetstream())
             await client.publish("$JS.API.STREAM.MSG.GET.KV_openapi_tool", b'{"seq":1}', f"$KV.{BUCKET}.{SESSION_KEY}")
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(WAIT_S):
                 while not (await client.jetstream().stream_info(f"KV_{BUCKET}")).state.messages:  # noqa: ASYNC110 - no event
                     await asyncio.sleep(0.02)
             with pytest.raises(Unavailable, match=r"session_key in bucket openapi_tool has \d+ bytes instead of 32"):
@@ -303,9 +304,7 @@ async def test_the_executor_passes_the_configured_replicas_to_the_server(
 
     monkeypatch.setattr(KernelStore, "load", fail_once)
     async with world.executor(nats={"servers": world.stack.nats.url, "replicas": 3}):
-        async with asyncio.timeout(5):
-            while (STREAM, 3) not in created:  # noqa: ASYNC110 - there is no event to wait for
-                await asyncio.sleep(0.01)
+        await until(lambda: (STREAM, 3) in created)
         await world.send(await world.place(), headers={"CG-Turn-Id": "an-old-turn"})
     assert set(created) == {
         (name, 3) for name in (STREAM, "KV_openapi_tool", "KV_openapi_tool_leases", "openapi_tool_dead_letters")
@@ -394,7 +393,7 @@ def bus(servers: str, **section: Any) -> Any:
 async def refused(servers: str, **section: Any) -> str:
     """Return the message for an operator if the connection is refused at the start."""
     with pytest.raises(Unavailable) as error:
-        async with asyncio.timeout(SETTLED_S), connected(bus(servers, **section)):
+        async with asyncio.timeout(WAIT_S), connected(bus(servers, **section)):
             pass
     return str(error.value)
 
@@ -431,7 +430,7 @@ async def _until(fake: FakeServer, accepted: int) -> None:
 
 @requirement("nats.login")
 async def test_a_reconnect_requires_tls(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
-    async with fake_server(tls_required=True) as fake, asyncio.timeout(SETTLED_S):
+    async with fake_server(tls_required=True) as fake, asyncio.timeout(WAIT_S):
         fake.tls = authority.context
         async with connected(bus(fake.url, ca_file=authority.ca)) as client:
             first = fake.connections[0]
@@ -452,7 +451,7 @@ async def test_a_reconnect_requires_tls(authority: Authority, caplog: pytest.Log
 async def test_an_announced_server_requires_tls(authority: Authority) -> None:
     async with fake_server() as plain:
         announced = [plain.url.removeprefix("nats://")]
-        async with fake_server(tls_required=True, connect_urls=announced) as first, asyncio.timeout(SETTLED_S):
+        async with fake_server(tls_required=True, connect_urls=announced) as first, asyncio.timeout(WAIT_S):
             first.tls = authority.context
             async with connected(bus(first.url, ca_file=authority.ca)):
                 first.greeting, first.tls = info(), None
@@ -562,7 +561,7 @@ async def test_the_cause_of_a_failed_handshake_is_named(
         url = f"{scheme}://localhost:{port if scheme == 'wss' else nats_server.url.rpartition(':')[2]}"
         settings = {name: paths[file] for name, file in refusal.settings.items()}
         with pytest.raises(Unavailable) as error:
-            async with asyncio.timeout(SETTLED_S), connected(replace(bus(url, **settings), once=True)):
+            async with asyncio.timeout(WAIT_S), connected(replace(bus(url, **settings), once=True)):
                 pass
     where = url.partition("://")[2]
     assert str(error.value) == f"cannot connect to NATS at {where}: {refusal.says.format(**paths)}"
@@ -575,7 +574,7 @@ async def test_clients_that_play_the_kernel_require_tls_too(stack: EmbeddedStack
         options = {"tls": ssl.create_default_context(), "allow_reconnect": False, **LOGIN}
         with pytest.raises((Unavailable, nats.errors.Error), match=REASON):
             async with (
-                asyncio.timeout(SETTLED_S),
+                asyncio.timeout(WAIT_S),
                 Caller.open(stack.postgres.dsn(), servers=fake.url, **options),
             ):
                 pass

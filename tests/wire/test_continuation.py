@@ -28,6 +28,7 @@ from openapi_tool.tools.catalogue import CATALOGUE
 from tests.conftest import PROJECT, reader_tool, search_tool
 from tests.requirements import requirement
 from tests.support import framed_items, repeated_lines
+from tests.waiting import WAIT_S, until
 from tests.wire.conftest import Outcome, World
 
 LIMIT = 2_000
@@ -416,9 +417,6 @@ async def test_case_11_the_results_of_a_search_are_searched_by_the_reading_tool(
 # A billed result that could not be committed is parked, and committed by the next delivery.
 
 
-WITHIN_S = 20.0
-
-
 @requirement("answer.parked")
 async def test_a_result_that_the_database_refuses_is_billed_once(
     world_without_executor: World, monkeypatch: pytest.MonkeyPatch
@@ -456,7 +454,7 @@ async def test_a_paid_result_is_not_requested_again(
     call = await world.place()
     async with world.executor(executor={"commit_retry_timeout_s": 60.0 if drained else 0.1, "requeue_delay_s": 0.05}):
         await world.caller.publish(call)
-        await asyncio.wait_for(tried.wait(), WITHIN_S)
+        await asyncio.wait_for(tried.wait(), WAIT_S)
         if not drained:
             await asyncio.to_thread(world.stack.upstream.requests, at_least=1)
     monkeypatch.setattr(KernelStore, "commit", commit)
@@ -515,7 +513,7 @@ async def test_copies_of_a_command_count_their_request_in_the_result(
     async with world.executor():
         for _ in range(3):
             await world.caller.publish(call)
-        await world.settled(WITHIN_S)
+        await world.settled(WAIT_S)
         outcome = await world.outcome(call)
     assert tool_output(outcome)["usage"]["requests"] == len(outcome.upstream_requests) == len(commits) == 1
 
@@ -539,7 +537,7 @@ async def test_a_parked_result_that_is_not_committed_is_deleted(
     call = await world.place()
     async with world.executor(executor={"commit_retry_timeout_s": 0.1, "requeue_delay_s": 0.05}):
         await world.caller.publish(call)
-        await asyncio.wait_for(tried.wait(), WITHIN_S)
+        await asyncio.wait_for(tried.wait(), WAIT_S)
         await asyncio.to_thread(world.stack.upstream.requests, at_least=1)
     bucket = await world.caller.client.jetstream().key_value(PARKED_BUCKET)
     assert len(await bucket.keys()) == 1
@@ -553,7 +551,7 @@ async def test_a_parked_result_that_is_not_committed_is_deleted(
         )
     monkeypatch.setattr(KernelStore, "commit", write_nothing if ends_as == "no commit" else commit)
     async with world.executor():
-        await world.settled(WITHIN_S)
+        await world.settled(WAIT_S)
     assert len(await asyncio.to_thread(world.stack.upstream.requests)) == 1
     await world.assert_no_result_is_parked()
 
@@ -579,9 +577,7 @@ async def test_a_result_that_this_replica_cannot_commit_is_committed_by_another(
     call = await world.place()
     async with world.executor(executor={"commit_retry_timeout_s": 30.0, "requeue_delay_s": 0.05}):
         await world.caller.publish(call)
-        async with asyncio.timeout(WITHIN_S):
-            while not failed or failed[-1] - failed[0] < 1.0:  # noqa: ASYNC110 - there is no event to wait for
-                await asyncio.sleep(0.02)
+        await until(lambda: failed and failed[-1] - failed[0] >= 1.0)
         monkeypatch.setattr(KernelStore, "commit", commit)
         # If the result is parked, the next delivery here stands for one to another replica.
         outcome = await world.outcome(call)

@@ -29,6 +29,7 @@ from openapi_tool.protocol.command import MAX_BODY_BYTES, Delivery
 from tests.conftest import PROJECT
 from tests.requirements import requirement
 from tests.support import dead_letters
+from tests.waiting import WAIT_S
 from tests.wire.conftest import DURABLE, World, header_block, publish
 
 LARGE = b"x" * 790_000
@@ -339,7 +340,7 @@ async def test_abandoned_commands_with_a_forged_status_header_are_found(
         return False  # no command has a result
 
     options = DurableOptions("v1r4", DURABLE, FILTER, NatsOptions(ack_wait_s=6, max_ack_pending=100))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         found = await abandoned_commands(world.caller.client, options, [], answered)
     assert [letter.number for letter in found] == [1, 2, 3, 4]
     assert [letter.headers.get("Status") for letter in found[:2]] == ["503", "404"]
@@ -462,7 +463,7 @@ async def test_durable_of_another_executor_is_taken_over_and_abandoned_commands_
     answered, given_up, waiting = [await world.place() for _ in range(3)]
     for call in (answered, given_up):
         await world.caller.publish(call)
-    first, _ = await subscription.fetch(2, timeout=2)
+    first, _ = await subscription.fetch(2, timeout=WAIT_S)
     await first.ack_sync()
     await asyncio.sleep(0.5)  # longer than that durable's AckWait
     with pytest.raises(TimeoutError):
@@ -482,7 +483,7 @@ async def test_durable_of_another_executor_is_taken_over_and_abandoned_commands_
         assert named == ["stale_turn"]
         chosen = next(letter for letter in listed if letter["headers"]["CG-Tool-Call-Id"] == given_up.tool_call_id)
         lines(await deadletters("replay", chosen["id"], "--yes", "--json"))
-        assert (await world.caller.result(given_up, 5)).card["content"]["status"] == "success"
+        assert (await world.caller.result(given_up, WAIT_S)).card["content"]["status"] == "success"
     assert given_up.tool_call_id not in (await deadletters("list", "--abandoned", "--json")).stdout
 
 
@@ -496,7 +497,7 @@ async def test_dead_letters_are_listed_newest_first_and_by_project(
     async with world.executor():
         for subject in subjects:
             await world.caller.client.jetstream().publish(subject, b"{}")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             while len(lines(await deadletters("list", "--json"))) < len(subjects):
                 pass
     everything = [letter["id"] for letter in lines(await deadletters("list", "--json"))]

@@ -31,7 +31,8 @@ from openapi_tool.telemetry.redact import Redactor
 from tests.conftest import AGENT, PROJECT, search_tool
 from tests.requirements import requirement
 from tests.support import peak_growth
-from tests.wire.conftest import RECORDED_ARGUMENTS, SETTLED_S, Outcome, World, fake_server, header_block, publish
+from tests.waiting import WAIT_S
+from tests.wire.conftest import RECORDED_ARGUMENTS, Outcome, World, fake_server, header_block, publish
 from tests.wire.test_bus import DSN
 
 PREFIX = b"cg.v1r4.proj_test.public.cmd.tool.jina."
@@ -175,7 +176,7 @@ async def test_the_client_reconnects_at_once_after_any_bytes_of_the_server(sent:
     async with fake_server() as server:
         settings = Settings(postgres=DSN, nats={"servers": server.url})
         arrived: asyncio.Queue[Msg] = asyncio.Queue()
-        async with asyncio.timeout(SETTLED_S), connection.connected(build_bootstrap(settings, {}).bus) as client:
+        async with asyncio.timeout(WAIT_S), connection.connected(build_bootstrap(settings, {}).bus) as client:
             await client.subscribe("news", cb=arrived.put)
             first = await server.accepted.get()
             await first.subscribed.wait()
@@ -201,7 +202,7 @@ async def test_the_client_reconnects_at_once_after_any_bytes_of_the_server(sent:
 async def test_the_client_reconnects_after_any_greeting_of_the_server(greeting: bytes) -> None:
     async with fake_server() as server:
         settings = Settings(postgres=DSN, nats={"servers": server.url})
-        async with asyncio.timeout(SETTLED_S), connection.connected(build_bootstrap(settings, {}).bus) as client:
+        async with asyncio.timeout(WAIT_S), connection.connected(build_bootstrap(settings, {}).bus) as client:
             first = await server.accepted.get()
             usual, server.greeting = server.greeting, greeting
             first.drop()

@@ -32,6 +32,7 @@ from tests.canary.run import Collector
 from tests.conftest import PROJECT, search_tool
 from tests.requirements import requirement
 from tests.support import each
+from tests.waiting import WAIT_S, until
 from tests.wire.conftest import DURABLE, RECORDED_ARGUMENTS, World
 
 
@@ -102,7 +103,7 @@ async def test_runs_handed_back_and_the_delivery_that_settled_the_call_are_shown
     call = await world.place()
     await world.caller.publish(call)
     async with world.executor():
-        await _until(lambda: bool(world.stack.upstream.requests()))
+        await until(lambda: bool(world.stack.upstream.requests()))
     (command,) = (await inspected(world, call))["commands"]
     assert [(run["event"], run["delivery"]) for run in command["lease"]["runs"]] == [("handed_back", 1)]
     world.stack.upstream.rules()
@@ -197,13 +198,13 @@ async def test_inspect_of_an_unanswered_call_shows_what_it_waits_for(world_witho
     assert "there is no durable" in (await inspected(world, call))["verdict"]
     world.stack.upstream.rules({"hang": True})
     async with world.executor():
-        await _until(lambda: bool(world.stack.upstream.requests()))
+        await until(lambda: bool(world.stack.upstream.requests()))
         found = await inspected(world, call)
         assert found["verdict"] == f"no result: executor {INSTANCE} runs it"
     async with world.executor(executor={"concurrency": 1}):
         waiting = await world.place()
         await world.caller.publish(waiting)
-        await _until(lambda: len(world.stack.upstream.requests()) == 2)
+        await until(lambda: len(world.stack.upstream.requests()) == 2)
         assert "runs it" in (await inspected(world, call))["verdict"]
         found = await inspected(world, waiting)
         assert found["verdict"] == f"no result: executor {INSTANCE} holds it until a slot is free"
@@ -317,14 +318,8 @@ async def test_a_replica_answers_only_below_its_own_subject(world: World) -> Non
     below = await world.caller.client.subscribe("openapi_tool.stats.mine")
     await world.caller.client.publish("openapi_tool.stats", b"", "somewhere.else")
     await world.caller.client.publish("openapi_tool.stats", b"", "openapi_tool.stats.mine")
-    assert json.loads((await below.next_msg(timeout=5)).data)["slots"] == 64
+    assert json.loads((await below.next_msg(timeout=WAIT_S)).data)["slots"] == 64
     assert elsewhere.pending_msgs == 0
-
-
-async def _until(holds: Any) -> None:
-    async with asyncio.timeout(10):
-        while not await asyncio.to_thread(holds):  # noqa: ASYNC110 - another process is asked
-            await asyncio.sleep(0.01)
 
 
 RETRIED = {"statuses": [503], "retry_after": "0"}
@@ -515,18 +510,12 @@ async def test_gauges_show_held_commands_and_the_durables_backlog(world: World) 
     world.stack.upstream.rules({"hang": True})
     call = await world.place(RECORDED_ARGUMENTS)
     await world.caller.publish(call)
-    await _until_true(lambda: value("calls_running") == 1)
+    await until(lambda: value("calls_running") == 1)
     assert world.components is not None
     await world.components.durable_monitor.check()
     assert [value(f"durable_{name}") for name in ("unacknowledged", "pending")] == [1, 0]
     assert (value("commands_held"), value("slots")) == (1, 64)
     first = value("oldest_held_command_seconds")
-    await _until_true(lambda: value("oldest_held_command_seconds") > first)
+    await until(lambda: value("oldest_held_command_seconds") > first)
     for reason in ("defect", "no_identity"):  # present from the start; another test of this process may have had one
         assert REGISTRY.get_sample_value("openapi_tool_dead_letters_total", {"reason": reason}) is not None
-
-
-async def _until_true(holds: Any) -> None:
-    async with asyncio.timeout(10):
-        while not holds():  # noqa: ASYNC110 - a gauge has no event
-            await asyncio.sleep(0.01)

@@ -41,6 +41,7 @@ from openapi_tool.telemetry.health import Health
 from openapi_tool.telemetry.redact import Redactor
 from tests.conftest import StartExecutor
 from tests.requirements import requirement
+from tests.waiting import WAIT_S, until
 from tests.wire.conftest import DURABLE, World
 from tests.wire.test_bus import DSN, server
 
@@ -49,7 +50,6 @@ OPTIONS = DurableOptions(
 )
 SUBJECT = "cg.v1r4.proj.public.cmd.tool.jina.search"
 OTHERS = "cg.v1r4.others.public.cmd.tool.jina.search"
-WITHIN_S = 10.0
 
 
 class ConsumerHarness:
@@ -83,7 +83,7 @@ class ConsumerHarness:
 
     async def info(self, condition: Callable[[Any], bool]) -> Any:
         """Return the state of the durable once `condition` holds. Raises TimeoutError."""
-        async with asyncio.timeout(WITHIN_S):
+        async with asyncio.timeout(WAIT_S):
             while True:
                 try:
                     info = await self.world.caller.client.jetstream().consumer_info(STREAM, DURABLE)
@@ -313,7 +313,7 @@ async def test_while_commits_fail_nothing_is_fetched_and_afterwards_all_is_answe
     assert message in shown["dependencies"]["postgres"]["reason"]
     assert shown["dependencies"]["postgres"]["since"] <= time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
     jetstream = world.caller.client.jetstream()
-    async with asyncio.timeout(WITHIN_S):
+    async with asyncio.timeout(WAIT_S):
         while (await jetstream.consumer_info(STREAM, DURABLE)).num_waiting:
             pass
     others = [await world.place() for _ in range(5)]
@@ -324,7 +324,7 @@ async def test_while_commits_fail_nothing_is_fetched_and_afterwards_all_is_answe
     assert len(await asyncio.to_thread(world.stack.upstream.requests)) == 1
     await world.caller.database.execute(repair)
     for call in (first, *others):
-        assert (await world.caller.result(call, WITHIN_S)).card["content"]["status"] == "success"
+        assert (await world.caller.result(call, WAIT_S)).card["content"]["status"] == "success"
     await readiness(port, lambda shown: shown["ready"])
     assert len(await asyncio.to_thread(world.stack.upstream.requests)) == 6
     assert executor.log_text().count("postgres is unavailable") == 1, executor.log_text()
@@ -332,7 +332,7 @@ async def test_while_commits_fail_nothing_is_fetched_and_afterwards_all_is_answe
 
 async def readiness(port: int, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     """Return the body of /readyz once `condition` holds. Raises TimeoutError."""
-    async with asyncio.timeout(WITHIN_S), ClientSession() as session:
+    async with asyncio.timeout(WAIT_S), ClientSession() as session:
         while True:
             async with session.get(f"http://127.0.0.1:{port}/readyz") as answer:
                 shown: dict[str, Any] = await answer.json()
@@ -382,11 +382,11 @@ async def test_a_call_whose_commit_times_out_repeatedly_stops_no_other_call(worl
         for _ in range(5):
             call = await world.place()
             await world.caller.publish(call)
-            assert (await world.caller.result(call, 3.0)).card["content"]["status"] == "success"
+            assert (await world.caller.result(call, WAIT_S)).card["content"]["status"] == "success"
             assert consumer._fetch_mode() is FetchMode.UNLIMITED  # noqa: SLF001 - not visible elsewhere
             await asyncio.sleep(0.2)
         await world.caller.database.execute("drop function public.slow() cascade")
-        assert (await world.caller.result(slow, WITHIN_S)).card["content"]["status"] == "success"
+        assert (await world.caller.result(slow, WAIT_S)).card["content"]["status"] == "success"
     assert len(await asyncio.to_thread(world.stack.upstream.requests)) == 6
 
 
@@ -440,15 +440,9 @@ class Pulling:
 
     async def waiting(self, requests: int) -> None:
         """Wait until the server has this number of open requests. Raises TimeoutError."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             while (await self.jetstream.consumer_info(STREAM_PULL, DURABLE_PULL)).num_waiting != requests:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - there is no event to wait for
-            await asyncio.sleep(0.01)
 
 
 @requirement("subject.durable")
@@ -579,7 +573,7 @@ async def test_sending_another_request_does_not_end_the_silence(
 
         monkeypatch.setattr(puller.client, "publish", drop_pull_requests)
         puller.pull.renew()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             while len(silences) < 4:
                 puller.pull.wake()
                 await asyncio.sleep(0.02)

@@ -36,9 +36,9 @@ from openapi_tool.nats_records.shared_bucket import BUCKET, RESTRICT
 from openapi_tool.nats_records.shared_bucket import STREAM as SHARED
 from openapi_tool.nats_records.switches import SWITCHES_KEY
 from tests.requirements import requirement
+from tests.waiting import WAIT_S, until
 from tests.wire.conftest import DURABLE, World, open_world
 from tests.wire.test_bus import server
-from tests.wire.test_intake import until
 from tests.wire.test_permissions import covers, kernel_of, printed
 
 FILTER = "cg.v1r4.*.*.cmd.tool.jina.>"
@@ -479,7 +479,7 @@ async def test_only_an_account_of_its_own_keeps_a_user_from_choosing_where_answe
             return (await bucket.get(SESSION_KEY)).value, (await jetstream.stream_info(STREAM)).state.messages
 
         expected = (b"random", 0) if own else (b"chosen", 1)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(WAIT_S):
             while await outcome() != expected:  # noqa: ASYNC110 - the server tells nobody
                 await asyncio.sleep(0.05)
         await kernel.close()

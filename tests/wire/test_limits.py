@@ -31,6 +31,7 @@ from openapi_tool.quotas.limit_record import LimitRecord
 from openapi_tool.tools.switches import Switch, Switches
 from tests.conftest import PROJECT, search_tool
 from tests.requirements import requirement
+from tests.waiting import WAIT_S
 from tests.wire.conftest import World
 from tests.wire.test_inspect import run
 
@@ -190,7 +191,7 @@ async def test_every_replica_skips_a_refused_key_and_uses_the_other_key_of_its_p
     pools = {"JINA_API_KEY": {"keys": ["JINA_API_KEY", "SEARCH_API_KEY"]}}
     async with executors(world, 2, pools=pools):
         answers: list[Any] = []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S):
             while _replicas_that_know(caplog) < 2:
                 answers += await sent(world, 3)
         refused = await _requests_with_refused_key(world)
@@ -230,7 +231,7 @@ async def watched(world: World, *words: str, until: bytes) -> str:
     command = (sys.executable, "-m", "openapi_tool", *words)
     watching = await asyncio.create_subprocess_exec(*command, env=environment, stdout=other_end)
     os.close(other_end)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WAIT_S):
         drawn = await asyncio.to_thread(os.read, terminal, 65_536)
         while until not in drawn:
             drawn += await asyncio.to_thread(os.read, terminal, 65_536)
@@ -487,7 +488,7 @@ async def test_the_monitor_reads_the_record_periodically(world: World, monkeypat
     monkeypatch.setattr(world.components.switches, "_use", lambda _: changed.set())
     monitoring = asyncio.create_task(world.components.switches.run())
     await run_ok(world, "disable", "--all-projects", *WHY)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         await changed.wait()
     monitoring.cancel()
 

@@ -27,9 +27,9 @@ from openapi_tool.nats_records.record_store import LIMITS
 from openapi_tool.nats_records.shared_bucket import BUCKET
 from openapi_tool.nats_records.switches import SWITCHES_KEY
 from tests.requirements import requirement
+from tests.waiting import until
 from tests.wire.conftest import DURABLE, open_world
 from tests.wire.test_bus import server
-from tests.wire.test_intake import until
 from tests.wire.test_least_privilege import COMMANDS, MAY_CHANGE, OPERATORS, STALE, Scene, permissions, run
 from tests.wire.test_permissions import kernel_of, printed
 

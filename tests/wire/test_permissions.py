@@ -45,9 +45,9 @@ from openapi_tool.tools.switches import Switch
 from tests.conftest import AGENT, PROJECT
 from tests.requirements import requirement
 from tests.support import delete_streams, delivery
-from tests.wire.conftest import DURABLE, SETTLED_S, World, open_world
+from tests.waiting import WAIT_S, until
+from tests.wire.conftest import DURABLE, World, open_world
 from tests.wire.test_bus import DSN, server
-from tests.wire.test_intake import until
 
 EXECUTOR, OPERATOR, KERNEL = ({"user": name, "password": f"{name}-word"} for name in ("executor", "operator", "kernel"))
 FILTER = "cg.v1r4.*.*.cmd.tool.jina.>"
@@ -123,7 +123,7 @@ def covers(pattern: str, subject: str) -> bool:
 
 async def logged(caplog: pytest.LogCaptureFixture, action: str) -> logging.LogRecord:
     """Wait for and return the first log record with this action. Raises TimeoutError."""
-    async with asyncio.timeout(SETTLED_S):
+    async with asyncio.timeout(WAIT_S):
         while True:
             for record in caplog.records:
                 if getattr(record, "action", "") == action:
@@ -289,9 +289,7 @@ async def denials(strict: NatsServer, publish: Sequence[str] = (), subscribe: Se
     for subject in subscribe:
         await client.subscribe(subject)
     await client.flush()
-    async with asyncio.timeout(SETTLED_S):
-        while len(errors) < len(publish) + len(subscribe):  # noqa: ASYNC110 - there is no event to wait for
-            await asyncio.sleep(0.01)
+    await until(lambda: len(errors) >= len(publish) + len(subscribe))
     await client.close()
     return errors
 
@@ -382,7 +380,7 @@ async def test_a_denied_dead_letter_is_discarded_and_its_subject_logged(
 ) -> None:
     with server(stack, config(permissions_without(subject))) as nats_server:
         settings = Settings(postgres=DSN, nats=bus(nats_server))
-        async with asyncio.timeout(SETTLED_S), connected(build_bootstrap(settings, {}).bus) as client:
+        async with asyncio.timeout(WAIT_S), connected(build_bootstrap(settings, {}).bus) as client:
             await DeadLetters(client, Redactor()).record(delivery(), "reason", "message")
     record = await logged(caplog, "dead_letters.discarded")
     assert getattr(record, "cause", "") == "denied"
@@ -395,7 +393,7 @@ async def test_an_older_permission_set_creates_one_replica_with_a_warning(
 ) -> None:
     with server(stack, config(permissions_without(f"$JS.API.STREAM.INFO.{STREAM}"))) as nats_server:
         settings = Settings(postgres=DSN, nats=bus(nats_server))
-        async with asyncio.timeout(SETTLED_S), connected(build_bootstrap(settings, {}).bus) as client:
+        async with asyncio.timeout(WAIT_S), connected(build_bootstrap(settings, {}).bus) as client:
             await ensure_durable(client, build_bootstrap(settings, {}).durable)
             assert await replica_count(client, build_bootstrap(settings, {}).durable) == 1
     record = await logged(caplog, "replicas.unknown")

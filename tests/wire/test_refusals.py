@@ -18,8 +18,8 @@ from openapi_tool.telemetry.logs import JsonFormatter
 from openapi_tool.telemetry.redact import Redactor
 from tests.conftest import AGENT, PROJECT, reader_tool, search_tool
 from tests.requirements import requirement
+from tests.waiting import until
 from tests.wire.conftest import DURABLE, RECORDED_ARGUMENTS, Outcome, World
-from tests.wire.test_intake import until
 
 BODY_LIMIT = 65_536
 CONTROL_FIELDS = (  # protocol section 2, name by name

@@ -32,9 +32,9 @@ from openapi_tool.protocol.report import Doorbell
 from openapi_tool.settings import Settings
 from tests.conftest import PROJECT, reader_tool
 from tests.requirements import requirement
+from tests.waiting import until
 from tests.wire.conftest import World
 from tests.wire.test_bus import DSN, server
-from tests.wire.test_intake import until
 
 
 def nats_settings(world: World, **changes: Any) -> dict[str, Any]:
@@ -100,7 +100,7 @@ async def test_a_retry_after_the_deadline_is_not_waited_for(world: World) -> Non
     began = time.monotonic()
     outcome = await world.send(await world.place())
     assert (outcome.content["error"]["code"], len(outcome.upstream_requests)) == ("rate_limited", 1)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
 
 
 # Leases and lost runs.
@@ -199,7 +199,7 @@ async def test_a_command_that_lost_too_many_executors_is_answered_without_a_run(
             monkeypatch.setattr(consumer._command_runner, "_handle", _never)  # noqa: SLF001 - to simulate a crash
             monkeypatch.setattr(consumer._command_runner, "_hand_back", _crash)  # noqa: SLF001 - the same
             monkeypatch.setattr(consumer, "_send_heartbeats", _never)
-            await _until(lambda: consumer.running == 1)
+            await until(lambda: consumer.running == 1)
     async with world.executor(**settings):
         outcome = await world.outcome(call)
     assert (outcome.content["status"], outcome.content["error"]["code"]) == ("failed", "internal_error")
@@ -214,12 +214,6 @@ async def _never(*_: object) -> None:
 
 async def _crash(*_: object) -> None:
     """Do nothing: the process has crashed."""
-
-
-async def _until(condition: Any) -> None:
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - there is no event to wait for
-            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("value", [b"", b"{broken", b"[]", b'{"version": 2, "owner": "x"}', b'{"odd": 1}'])

@@ -24,6 +24,7 @@ from openapi_tool.state.nats_kv import Bucket, NatsKvRecords, NatsKvTexts
 from openapi_tool.state.port import Contended, Records, Stored, Texts
 from openapi_tool.state.sqlite import MEMORY, StateFile
 from tests.requirements import requirement
+from tests.waiting import WAIT_S, until
 
 DSN = {"dsn": "postgresql://127.0.0.1:1/unused"}
 TTL_S = 1.0
@@ -84,7 +85,7 @@ async def test_a_record_is_replaced_only_at_its_revision(store: Store) -> None:
 
 @requirement("state.records")
 async def test_concurrent_changes_are_all_stored(store: Store) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WAIT_S):
         await asyncio.gather(
             *(
                 change(records, "a.record", appended(b"x"))
@@ -122,9 +123,7 @@ async def test_changes_of_others_are_seen(store: Store) -> None:
     seen: list[tuple[str, Stored]] = []
     async with store.records.watch(lambda key, stored: seen.append((key, stored))):
         revision = await store.others.write("a.record", b"one", 0)
-        async with asyncio.timeout(5):
-            while not seen:  # noqa: ASYNC110 - no event
-                await asyncio.sleep(0.01)
+        await until(lambda: seen)
     assert seen == [("a.record", Stored(b"one", revision or 0))]
     await store.others.write("a.record", b"two", revision or 0)
     await asyncio.sleep(0.1)

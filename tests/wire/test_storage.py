@@ -57,9 +57,9 @@ from tests.chaos.harness import NatsCluster
 from tests.chaos.profiles import until_led
 from tests.requirements import requirement
 from tests.support import another_nats, delivery
+from tests.waiting import WAIT_S, until
 from tests.wire.conftest import DURABLE, World, open_world
 from tests.wire.test_bus import DSN, server
-from tests.wire.test_intake import until
 
 LEASES, SESSIONS, PARKED = f"KV_{leases.BUCKET}", f"KV_{shared_bucket.BUCKET}", f"KV_{parked_records.PARKED_BUCKET}"
 STREAMS = {LEASES, SESSIONS, PARKED, dead_letters.STREAM}
@@ -406,7 +406,7 @@ async def test_created_streams_have_the_command_streams_replicas_and_survive_a_l
             replicas = await replica_count(client, bootstrap.durable)
             stored = await stored_on(client, replicas)
             infos: dict[str | None, StreamInfo] = {}
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(WAIT_S):
                 while not infos.keys() >= STREAMS:  # a check that a busy cluster answers late creates not all
                     await stored.storage.check()
                     infos = {info.config.name: info for info in await stored.jetstream.streams_info()}
@@ -414,7 +414,7 @@ async def test_created_streams_have_the_command_streams_replicas_and_survive_a_l
             leader = infos[LEASES].cluster
             assert leader is not None
             await asyncio.to_thread(cluster.nodes[str(leader.leader)].stop)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(WAIT_S):
                 assert isinstance(await _take_with_retries(stored.leases), Lease)
     finally:
         await asyncio.gather(*(asyncio.to_thread(node.stop) for node in cluster.nodes.values()))
@@ -469,7 +469,7 @@ def _server(stack: EmbeddedStack, run: str, domain: str, more: str) -> NatsServe
 async def _joined(leaf: NatsServer) -> None:
     """Wait until the leaf's clients reach the hub's JetStream. Raises TimeoutError."""
     client = await nats.connect(leaf.url)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         while True:
             try:
                 await client.request("$JS.hub.API.INFO", b"", timeout=1)
@@ -909,7 +909,7 @@ async def settle(watched: Watched, commands: int, settled: int) -> None:
     for number in range(commands):
         await watched.admin.publish(f"cg.v1r4.p.c.cmd.tool.jina.{number}", b"{}")
     pull = await watched.admin.pull_subscribe_bind(watched.durable.name, watched.durable.stream)
-    for message in await pull.fetch(settled, timeout=5):
+    for message in await pull.fetch(settled, timeout=WAIT_S):
         await message.ack_sync()
     await pull.unsubscribe()
 
@@ -968,6 +968,7 @@ async def test_an_ack_floor_that_cannot_be_stored_is_no_problem(watched: Watched
     assert watched.reason() == ""
 
 
+@pytest.mark.alone
 @requirement("nats.watched")
 async def test_a_leader_without_quorum_is_not_ready(stack: EmbeddedStack) -> None:
     """Such a leader replies as usual for over ten seconds, while nothing can be delivered or stored."""
@@ -1022,6 +1023,7 @@ async def test_an_unanswered_pull_request_is_not_ready(watched: Watched) -> None
     assert "does not answer the pull request" in watched.reason()
 
 
+@pytest.mark.alone
 @requirement("nats.watched")
 async def test_a_silent_server_is_detected_and_reconnected(watched: Watched) -> None:
     """A half-open connection looks idle; TCP detects it only after many minutes."""
