@@ -27,6 +27,7 @@ from openapi_tool.gateway.token_stores import StoredTokens
 from openapi_tool.gateway.tokens import Tokens
 from openapi_tool.gateway.tools import ToolFolder, built_in_tools
 from openapi_tool.http.server import HttpDoor, serve_http
+from openapi_tool.isolation.pool import WorkerPool
 from openapi_tool.local.dev import FALLBACKS
 from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.local.guard import Guard
@@ -42,6 +43,12 @@ from tests.support import ONE_WORKER
 KEY = "JINA_API_KEY"
 ME = Caller("proj_me", "agent_me")
 PAGE = "http://site.fixture.test:8099/article"
+
+
+@pytest.fixture(autouse=True)
+def _workers_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start worker processes of services within this process at the first task; each takes 0.1 s of CPU time."""
+    monkeypatch.setattr(WorkerPool, "start", lambda _: None)
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ from nats.js.api import ConsumerInfo
 from nats.js.errors import NoKeysError, NotFoundError
 
 from openapi_tool.bootstrap import build_bootstrap
+from openapi_tool.isolation.pool import WorkerPool
 from openapi_tool.kernel.jetstream.consumer import CommandConsumer
 from openapi_tool.kernel.jetstream.parked_records import PARKED_BUCKET
 from openapi_tool.local.caller import STREAM, Caller, ResultRows
@@ -34,6 +35,12 @@ from tests.waiting import WAIT_S
 
 DURABLE = default_durable("v1r4", "jina")
 RECORDED_ARGUMENTS = {"query": "hello world", "count": 3}  # arguments for which the double has a recording
+
+
+@pytest.fixture(autouse=True)
+def _workers_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start worker processes of services within this process at the first task; each takes 0.1 s of CPU time."""
+    monkeypatch.setattr(WorkerPool, "start", lambda _: None)
 
 
 @dataclass(frozen=True, slots=True)
