@@ -28,6 +28,9 @@ from openapi_tool.local.caller import Caller
 from openapi_tool.local.database import prepare_database
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
+from openapi_tool.telemetry.calls import RECENT
+from openapi_tool.telemetry.recent_warnings import RECENT_WARNINGS
+from openapi_tool.telemetry.redact import Redactor
 from tests.forking import forking
 from tests.support import ONE_WORKER, copy_clusters, delete_streams, dsn_of, make_role
 
@@ -75,9 +78,15 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def _logging_as_before() -> Iterator[None]:
-    """Undo what a command that was run within this process has set: it would hide the lines of later tests."""
+    """Undo what a command that was run within this process has set: it would hide the lines of later tests.
+
+    Nor does a test see the warnings and the calls of earlier ones, which a process keeps for `top`.
+    """
     root, package = logging.getLogger(), logging.getLogger("openapi_tool")
     handlers, levels = root.handlers[:], (root.level, package.level)
+    RECENT_WARNINGS.install(Redactor())  # forgets what it knows
+    package.removeHandler(RECENT_WARNINGS)
+    RECENT.clear()
     yield
     if (root.level, package.level) != levels:
         root.handlers[:] = handlers

@@ -24,7 +24,6 @@ from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.quotas.budgets import Budgets, Spender
 from openapi_tool.quotas.permits import Permit
 from openapi_tool.state.sqlite import StateFile
-from openapi_tool.telemetry.calls import RECENT
 from openapi_tool.telemetry.upstream_waits import UPSTREAM_WAITS
 from openapi_tool.tools.deadlines import Deadline
 from tests.gateway.conftest import ME, PAGE, OpenGateway
@@ -220,7 +219,6 @@ async def test_running_processes_answer_top_limits_and_budgets(opened: OpenGatew
         "budgets": {"project_day_tokens": 1_000_000},
         "limits": {"reader_requests_per_minute": 100},
     }
-    RECENT.clear()
     async with opened(state, **settings) as gateway:
         await gateway.call(ME, "jina_read", {"url": PAGE})
         top = json.loads((await run("top", "--json")).stdout)

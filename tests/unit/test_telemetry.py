@@ -1054,7 +1054,6 @@ _BROWSER = ("--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budge
 
 @pytest.fixture
 async def page_port() -> AsyncIterator[int]:
-    RECENT.clear()
     facts = CallFacts(
         {"project_id": NAMED, "tool_call_id": "tc_1"}, "0" * 32, "v1r4", "t", 1, 0.5, 0.0, 0.1, tool="jina.search"
     )
@@ -1062,7 +1061,6 @@ async def page_port() -> AsyncIterator[int]:
     RECENT.append(facts)
     async with health_server("127.0.0.1", 0, Health(), Snapshots("replica-1", Health(), {"a.limit": 7})) as port:
         yield port
-    RECENT.clear()
 
 
 @requirement("page")
