@@ -171,11 +171,10 @@ class WorkerProcess:
 
     async def _closes_within(self, seconds: float) -> bool:
         """Wait, and return whether `aclose` was called meanwhile, which ends the wait."""
-        try:
-            await asyncio.wait_for(self._closed.wait(), seconds)
-        except TimeoutError:
-            return False
-        return True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._closed.wait()
+        return self._closed.is_set()
 
     def _on_control(self) -> None:
         """Read the control socket: the worker says that the task's child has ended, or the worker itself has ended.

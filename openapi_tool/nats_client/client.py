@@ -56,6 +56,7 @@ _DENIAL = re.compile(r'permissions violation for (publish|subscription) to "([^"
 _LOGIN_FIELDS = ("user", "pass", "auth_token")  # that nats-py takes from a server's URL
 RECONNECT_WAIT_S = 0.5  # between two attempts to reconnect
 _ALERT_TIMEOUT_S = 1.0  # for the reason why a server closed a TLS connection to arrive
+_CANCEL_AGAIN_S = 0.1
 _MAX_RETRY_WAIT_S = 5.0  # between attempts of the first connection
 
 
@@ -113,8 +114,18 @@ class BusClient(Client):
 
         nats-py would subscribe at the first request, and the task that handles replies would keep the context of the
         call that makes it. Raises nats.errors.Error, OSError, Unavailable if TLS is required and no server offers it.
+
+        A cancellation is repeated until the attempts have ended: nats-py may swallow one (see `interruptible`), and
+        would then try to connect for ever.
         """
-        await super().connect(*servers, **options)
+        attempts = asyncio.ensure_future(super().connect(*servers, **options))
+        try:
+            await asyncio.wait([attempts])
+        finally:
+            while not attempts.done():
+                attempts.cancel()
+                await asyncio.wait([attempts], timeout=_CANCEL_AGAIN_S)
+        attempts.result()
         self._replies_to = f"{self.new_inbox()}."
         await self.subscribe(f"{self._replies_to}*", cb=self._on_reply)
 

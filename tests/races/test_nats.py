@@ -75,6 +75,30 @@ def test_a_cancellation_that_arrives_as_a_flush_ends_is_not_swallowed(
 
 
 @requirement("run.stop")
+def test_a_cancellation_that_arrives_as_an_attempt_to_connect_ends_is_not_swallowed(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the process would not stop while it waits for NATS, and try to connect for ever."""
+
+    async def check() -> None:
+        greeted = asyncio.get_running_loop().create_future()
+        ended = []
+
+        async def connect(*_: Any, **__: Any) -> None:
+            try:
+                await asyncio.wait_for(greeted, 10)
+                await asyncio.Event().wait()  # stands for further attempts
+            finally:
+                ended.append(True)
+
+        monkeypatch.setattr(Client, "connect", connect)
+        await _assert_cancelled_with(BusClient().connect(), lambda: greeted.set_result(None))
+        assert ended
+
+    run(check())
+
+
+@requirement("run.stop")
 def test_a_cancellation_that_arrives_with_the_reply_to_a_request_is_not_swallowed(run: Run) -> None:
     async def check() -> None:
         client = Unconnected()

@@ -792,7 +792,7 @@ async def test_a_cancelled_task_passes_the_lock_on(*, granted: bool) -> None:
         await asyncio.sleep(0)  # the first has passed the lock on; the second task has not run since
     cancelled.cancel()
     release.set()
-    await asyncio.wait_for(asyncio.gather(first, last), 1)
+    await asyncio.wait_for(asyncio.gather(first, last), WAIT_S)
     await asyncio.wait([cancelled])
     assert cancelled.cancelled()
     assert not lock._waiting  # noqa: SLF001 - it must not grow

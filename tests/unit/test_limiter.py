@@ -35,7 +35,7 @@ from openapi_tool.state.port import Stored
 from openapi_tool.tools.deadlines import Deadline
 from tests.requirements import requirement
 from tests.unit.test_limits import Replicas, refusal, replicas
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, until
 
 RECORD = "limit.A.search"
 
@@ -349,13 +349,15 @@ async def test_slow_requests_of_one_project_leave_a_request_to_others() -> None:
         quiet = await acquire("quiet")
         quiet.done(1)
         slow = [acquire("slow") for _ in range(20)]
-        await asyncio.sleep(0.5)
+        await until(lambda: sum(task.done() for task in slow) >= 7)
+        await asyncio.sleep(0.3)
         granted = [task for task in slow if task.done()]
         assert len(granted) == 7
-        quiet = await asyncio.wait_for(acquire("quiet"), 1)
+        quiet = await asyncio.wait_for(acquire("quiet"), WAIT_S)
         quiet.done(1)
         granted[0].result().done(1)
-        await asyncio.sleep(0.5)
+        await until(lambda: sum(task.done() for task in slow) >= 8)
+        await asyncio.sleep(0.3)
         assert sum(task.done() for task in slow) == 8, "one ended, one began"
         for task in slow:
             task.cancel()
@@ -374,9 +376,9 @@ async def test_a_project_that_has_its_share_elsewhere_delays_no_request_of_anoth
         for _ in range(20):
             (await acquire(elsewhere, "quick")).done(1)
         slow = [acquire(elsewhere, "slow") for _ in range(10)]
-        await asyncio.sleep(0.3)
+        await until(lambda: sum(task.done() for task in slow) >= 7)
         for _ in range(5):
-            (await asyncio.wait_for(acquire(here, "quick"), 0.2)).done(1)
+            (await asyncio.wait_for(acquire(here, "quick"), WAIT_S)).done(1)
         assert sum(task.done() for task in slow) == 7
         for task in slow:
             task.cancel()
