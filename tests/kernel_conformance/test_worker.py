@@ -43,6 +43,10 @@ async def step(world: World, number: int, min_result_delay_s: float, replicas: i
         return await worker.ended(await worker.step(PROJECT, AGENT, [INVALID_CALL] * number))
 
 
+SENT_S = 3.0
+"""Delay of results in which all commands of a step are sent and its turn is suspended, also on a busy machine."""
+
+
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let results wait longer: a busy machine may need more than a second for 30 calls."""
@@ -60,7 +64,7 @@ async def test_a_result_before_the_turn_is_suspended_is_deferred(world: World) -
 async def test_a_delayed_result_finds_the_turn_suspended_also_for_many_calls(
     world: World, number: int, patient: None
 ) -> None:
-    turn = await step(world, number, min_result_delay_s=1)
+    turn = await step(world, number, min_result_delay_s=SENT_S)
     assert (turn.head, turn.deferrals, len(turn.results)) == ("resumed", [], number)
 
 
@@ -71,7 +75,7 @@ async def test_results_of_a_step_that_are_ready_at_once_are_read_one_after_the_o
     world: World, number: int, replicas: int, patient: None
 ) -> None:
     """A worker that handles two results of a turn at once defers one of them, and the model needs a further step."""
-    turn = await step(world, number, min_result_delay_s=0.3, replicas=replicas)
+    turn = await step(world, number, min_result_delay_s=SENT_S, replicas=replicas)
     assert (turn.head, turn.deferrals, len(turn.results)) == ("resumed", [], number)
 
 
