@@ -17,7 +17,7 @@ DOCKER ?= docker
 PLATFORMS ?= linux/amd64,linux/arm64
 BUILD_ARGS = --build-arg BASE=$(BASE) --build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse HEAD)
 VERSION_OF = -c 'import platform; print(platform.python_version())'
-WORKERS = $$($(PY) -c 'import os; print(min(5, 2 + (os.cpu_count() or 1)))')
+WORKERS = $$($(PY) -c 'import os; print(min(6, 3 * (os.cpu_count() or 1)))')
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
 # Write bytecode even if PYTHONDONTWRITEBYTECODE is set: each worker of the tests would otherwise compile all of them.
@@ -38,7 +38,7 @@ demo: $(READY) ## run sample calls on embedded servers
 dev: $(READY) ## run embedded servers and an executor until Ctrl-C
 	$(PY) -m openapi_tool dev $(DEV)
 
-# Two workers more than cores, as many tests wait; each has servers of its own.
+# Three workers for a core, as many tests wait; each has servers of its own.
 # With GOGC, Helm, NATS and promtool look for garbage less often, for some MB; rendering the chart takes a quarter less.
 PARALLEL = GOGC=400 $(PY) -m pytest --numprocesses $(WORKERS) --dist worksteal
 

@@ -43,8 +43,8 @@ async def step(world: World, number: int, min_result_delay_s: float, replicas: i
         return await worker.ended(await worker.step(PROJECT, AGENT, [INVALID_CALL] * number))
 
 
-SENT_S = 3.0
-"""Delay of results in which all commands of a step are sent and its turn is suspended, also on a busy machine."""
+SENT_S = 1.0
+"""Longest delay of results: all commands of a step must be sent in it, and its turn suspended."""
 
 
 @pytest.fixture
