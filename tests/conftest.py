@@ -33,6 +33,7 @@ from openapi_tool.telemetry.recent_warnings import RECENT_WARNINGS
 from openapi_tool.telemetry.redact import Redactor
 from tests.forking import forking
 from tests.support import ONE_WORKER, copy_clusters, delete_streams, dsn_of, make_role
+from tests.waiting import WAIT_S
 
 # A shell's background job ignores SIGINT, and its children inherit that; tests send it to them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -213,7 +214,7 @@ def start_executor(stack: EmbeddedStack, database: str, caller: Caller) -> Itera
     yield start
     for executor in started:
         was_alive = executor.process.alive
-        code = executor.stop()
+        code = executor.stop(WAIT_S)
         log = executor.log_text()
         assert "call.broken" not in log, log
         assert "Traceback" not in log, log

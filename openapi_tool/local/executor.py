@@ -13,7 +13,7 @@ from pathlib import Path
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from openapi_tool.local.guard import Guard
-from openapi_tool.local.servers import ServerProcess
+from openapi_tool.local.servers import STOP_S, ServerProcess
 from openapi_tool.service.process import run
 from openapi_tool.settings import SettingsError, load_settings
 from openapi_tool.signals import guard_service
@@ -80,9 +80,9 @@ class ExecutorProcess:
         old_size = log.stat().st_size if log.exists() else 0
         self.process.start(lambda: READY.encode() in log.read_bytes()[old_size:])
 
-    def stop(self) -> int:
-        """Drain it, and return the exit code."""
-        return self.process.stop()
+    def stop(self, within_s: float = STOP_S) -> int:
+        """Drain it, and return the exit code. It is killed if it is late."""
+        return self.process.stop(within_s)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal."""

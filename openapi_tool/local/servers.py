@@ -91,12 +91,12 @@ class ServerProcess:
         """Send a signal."""
         self._running().send_signal(number)
 
-    def stop(self) -> int:
+    def stop(self, within_s: float = STOP_S) -> int:
         """Ask the process to stop; return its exit code, 0 if it was never started. It is killed if it is late."""
         if self._process is None:
             return 0
         self.signal(self.stop_signal)
-        return self.wait(STOP_S)
+        return self.wait(within_s)
 
     def wait(self, seconds: float) -> int:
         """Wait for the process to end, and return its exit code. It is killed if it is late."""

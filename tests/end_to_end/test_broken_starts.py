@@ -28,7 +28,7 @@ from openapi_tool.settings import Settings
 from openapi_tool.telemetry import health
 from openapi_tool.telemetry.health import NATS, POSTGRES, Health
 from tests.requirements import requirement
-from tests.waiting import until
+from tests.waiting import WAIT_S, until
 
 UNREACHABLE = "127.0.0.1:1"
 SERVERS_SETTING = "nats.servers (NATS_SERVERS)"
@@ -323,7 +323,7 @@ def test_a_start_that_may_open_too_few_files_names_the_limit(files: int) -> None
         command,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=WAIT_S,
         check=False,
         env={"PG_DSN": f"postgresql://{UNREACHABLE}/x"},
     )

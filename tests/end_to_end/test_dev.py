@@ -136,7 +136,7 @@ async def start_dev(environment: dict[str, str]) -> AsyncIterator[StartDev]:
 def call(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "openapi_tool", "call", *words]
     return subprocess.run(  # noqa: S603 - our own code
-        command, env=environment, capture_output=True, text=True, check=False, timeout=30
+        command, env=environment, capture_output=True, text=True, check=False, timeout=WAIT_S
     )
 
 
@@ -211,7 +211,7 @@ async def test_commands_say_that_they_act_on_a_dev_and_know_its_project_and_keys
     async def run(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "openapi_tool", *words]
         return await asyncio.to_thread(
-            subprocess.run, command, env=environment, capture_output=True, text=True, timeout=30
+            subprocess.run, command, env=environment, capture_output=True, text=True, timeout=WAIT_S
         )
 
     said = f"of the dev stack 'dev' (started in {Path.cwd()})"

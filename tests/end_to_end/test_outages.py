@@ -113,7 +113,7 @@ async def served(fragile: EmbeddedStack) -> AsyncIterator[Served]:
     executor = fragile.executor(database, database, settings)
     executor.start()
     yield Served(fragile, executor, port)
-    assert executor.stop() == 0
+    assert executor.stop(WAIT_S) == 0, executor.log_text()
     async with Caller.connect(fragile.postgres.dsn(database), fragile.nats.url) as caller:
         await delete_streams(caller)
 
@@ -200,7 +200,7 @@ async def test_servers_may_come_up_after_the_executor(served: Served) -> None:
     waiting.wait(lambda shown: shown["dependencies"]["postgres"]["ok"] and not shown["dependencies"]["nats"]["ok"])
     stack.nats.start()
     waiting.wait(lambda shown: shown["ready"])
-    assert early.stop() == 0
+    assert early.stop(WAIT_S) == 0, early.log_text()
 
 
 @requirement("outage")

@@ -110,7 +110,7 @@ async def test_commits_that_wait_for_a_lock_do_not_delay_the_exit_and_nothing_is
                 await asyncio.sleep(0.05)
         began = time.monotonic()
         executor.signal(signal.SIGTERM)
-        assert await asyncio.to_thread(executor.process.wait, 30) == 0
+        assert await asyncio.to_thread(executor.process.wait, WAIT_S) == 0
         assert time.monotonic() - began < DRAIN_S + MARGIN_S
     await locking.close()
     start_executor()
@@ -142,7 +142,7 @@ async def test_what_a_silent_nats_cuts_off_is_logged(
     try:
         began = time.monotonic()
         executor.signal(signal.SIGTERM)
-        assert await asyncio.to_thread(executor.process.wait, 30) == 0
+        assert await asyncio.to_thread(executor.process.wait, WAIT_S) == 0
         assert time.monotonic() - began < DRAIN_S + MARGIN_S
     finally:
         stack.nats.process.signal(signal.SIGCONT)
@@ -210,7 +210,7 @@ async def test_end_with_a_task_in_a_worker_answers_the_call_or_hands_it_back(
     await running_task(executor.process.pid)
     workers = workers_of(executor.process.pid)
     executor.signal(signal.SIGTERM)
-    assert await asyncio.to_thread(executor.process.wait, 30) == 0
+    assert await asyncio.to_thread(executor.process.wait, WAIT_S) == 0
     await ended(workers)
     start_executor()
     answer = await caller.result(call, WAIT_S)

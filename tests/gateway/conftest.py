@@ -39,6 +39,7 @@ from openapi_tool.reloading import Reloader
 from openapi_tool.settings import Settings
 from openapi_tool.state.sqlite import MEMORY, StateFile
 from tests.support import ONE_WORKER
+from tests.waiting import WAIT_S
 
 KEY = "JINA_API_KEY"
 ME = Caller("proj_me", "agent_me")
@@ -152,7 +153,7 @@ class Served:
 
     def client(self, token: str | None = None, **headers: str) -> httpx.AsyncClient:
         given = {"Authorization": f"Bearer {token}"} if token else {}
-        return httpx.AsyncClient(base_url=self.url, headers=given | headers, timeout=30, trust_env=False)
+        return httpx.AsyncClient(base_url=self.url, headers=given | headers, timeout=WAIT_S, trust_env=False)
 
 
 class Serve(Protocol):

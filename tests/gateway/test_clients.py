@@ -19,7 +19,7 @@ from tests.gateway.clients import program, script_of_node
 from tests.gateway.conftest import PAGE, Serve
 from tests.gateway.test_stdio import command
 from tests.requirements import requirement
-from tests.waiting import until
+from tests.waiting import WAIT_S, until
 
 pytestmark = pytest.mark.long
 
@@ -125,7 +125,7 @@ async def test_mcpo_offers_the_tools_over_plain_http(
         try:
             await until(lambda: b"running on" in (tmp_path / "log").read_bytes())
             async with httpx.AsyncClient(
-                base_url=f"http://127.0.0.1:{port}/web", timeout=30, trust_env=False
+                base_url=f"http://127.0.0.1:{port}/web", timeout=WAIT_S, trust_env=False
             ) as client:
                 document = (await client.get("/openapi.json")).json()
                 assert list(document["paths"]) == [f"/{name}" for name in NAMES]

@@ -48,11 +48,13 @@ class Replica:
 
     def client(self, token: str | None = None) -> httpx.AsyncClient:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        return httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", headers=headers, timeout=30, trust_env=False)
+        return httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{self.port}", headers=headers, timeout=WAIT_S, trust_env=False
+        )
 
     def end(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
-        return self.process.wait(30)
+        return self.process.wait(WAIT_S)
 
 
 @asynccontextmanager
@@ -244,7 +246,7 @@ async def test_sigterm_finishes_running_calls_and_takes_no_new_ones(
                 await other.get("/v1/tools")
         answers = await asyncio.gather(*calls)
         assert [answer.status_code for answer in answers] == [200, 200, 200]
-        assert await asyncio.to_thread(running.process.wait, 30) == 0
+        assert await asyncio.to_thread(running.process.wait, WAIT_S) == 0
 
 
 @requirement("gateway.drain")

@@ -31,7 +31,7 @@ async def connected(
 ) -> AsyncIterator[Client]:
     """Yield a client of `mcp` over HTTP."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    async with httpx2.AsyncClient(headers=headers, timeout=30, trust_env=False) as http:
+    async with httpx2.AsyncClient(headers=headers, timeout=WAIT_S, trust_env=False) as http:
         transport = streamable_http_client(f"{served.url}/mcp", http_client=http)
         async with Client(transport, mode=era, read_timeout_seconds=30, **options) as client:
             yield client

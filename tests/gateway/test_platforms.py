@@ -16,6 +16,7 @@ from openapi_tool.local.stack import UpstreamDouble
 from tests.gateway.conftest import PAGE
 from tests.gateway.test_stdio import RawClient
 from tests.requirements import requirement
+from tests.waiting import WAIT_S
 
 _AS_MACOS = """
 import ctypes, os, runpy, sys, psutil, urllib.request, zoneinfo  # the last three need files of the platform
@@ -44,7 +45,7 @@ def test_no_call_of_linux_is_on_the_path_of_the_door(
         client.shake_hands()
         assert client.answer(client.call("jina_read", {"url": PAGE}))["result"]["isError"] is False
         client.stdin.close()
-        assert process.wait(10) == 0
+        assert process.wait(WAIT_S) == 0
 
 
 @requirement("mcp.eras")

@@ -148,7 +148,7 @@ def test_nothing_but_messages_is_written_to_the_client(
         assert answer["result"]["isError"] is False
         client.stdin.close()
         assert client.stdout.read() == b""
-        assert client.process.wait(10) == 0
+        assert client.process.wait(WAIT_S) == 0
         assert client.process.stderr is not None
         log = client.process.stderr.read().decode()
         assert "call.finished" in log or "finished" in log
@@ -241,7 +241,7 @@ def test_an_unusable_state_file_ends_the_start_with_its_reason(tmp_path: Path) -
         env={"PATH": os.environ["PATH"], "JINA_API_KEY": "unused"},
         input=b"",
         capture_output=True,
-        timeout=30,
+        timeout=WAIT_S,
         check=False,
     )
     assert done.returncode == 2
@@ -303,7 +303,7 @@ def test_a_client_that_closes_only_its_reading_end_is_gone_too(
     with raw_client(double, environment, tmp_path / "s") as client:
         client.stdout.close()
         client.call("jina_read", {"url": PAGE})
-        assert client.process.wait(10) == 0
+        assert client.process.wait(WAIT_S) == 0
     with raw_client(double, environment, tmp_path / "s") as client:
         assert client.answer(client.call("jina_read", {"url": PAGE}))["result"]["isError"] is False
     assert len(double.requests()) == 1
@@ -319,7 +319,7 @@ def test_a_kill_after_an_answer_loses_nothing_of_its_cost(
             answer = client.answer(client.call("jina_read", {"url": f"{PAGE}?{number}"}))
             assert answer["result"]["isError"] is False
             client.process.send_signal(signal.SIGKILL)
-            client.process.wait(10)
+            client.process.wait(WAIT_S)
     with raw_client(double, environment, tmp_path / "s", **budget) as client:
         refused = client.answer(client.call("jina_read", {"url": f"{PAGE}?3"}))
         assert refused["result"]["content"][0]["text"].startswith("budget_exceeded")
@@ -418,7 +418,7 @@ def test_a_client_that_reads_nothing_takes_bounded_memory_and_loses_no_result(
         assert psutil.Process(client.process.pid).memory_info().rss < 300_000_000
         asked = len(double.requests())
         client.process.send_signal(signal.SIGTERM)
-        assert client.process.wait(15) == 0
+        assert client.process.wait(WAIT_S) == 0
     assert asked <= 256 + 64
     with raw_client(double, environment, tmp_path / "s") as client:
         double.clear_requests()

@@ -52,6 +52,7 @@ from tests.conftest import PROJECT, search_tool
 from tests.registry.conftest import served
 from tests.requirements import requirement
 from tests.support import dsn_of, each, make_role, pool_of
+from tests.waiting import WAIT_S
 
 ROOT = Path(__file__).parent.parent.parent
 BROKEN_FILE = ROOT / "tests" / "data" / "broken_tools.yaml"
@@ -489,7 +490,7 @@ def test_a_file_of_very_many_values_is_not_parsed_to_its_end(separator: str) -> 
 def test_lint_refuses_a_fifo_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "tool.yaml")
     words = [sys.executable, "-m", "openapi_tool", "tools", "lint", str(tmp_path / "tool.yaml")]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)  # noqa: S603 - our command
+    done = subprocess.run(words, capture_output=True, text=True, timeout=WAIT_S, check=False)  # noqa: S603 - our command
     assert done.returncode == 2
     assert "tool.yaml: cannot be read: not a regular file; for standard input name -" in done.stderr
 

@@ -57,6 +57,7 @@ from openapi_tool.tools.secret_variables import Secret, Secrets
 from tests.answering import ToolsOverTransport, for_request
 from tests.requirements import requirement
 from tests.support import delivery, each
+from tests.waiting import WAIT_S
 
 AWKWARD = "ké y+/=%&\"'\\<p>~"
 NAMES = {"JINA_API_KEY", "EXTRA"}
@@ -565,7 +566,7 @@ def test_however_the_process_crashes_its_output_shows_no_secret(crash: str) -> N
         capture_output=True,
         text=True,
         check=False,
-        timeout=30,
+        timeout=WAIT_S,
     )
     assert done.returncode == (1 if crash in ("main", "chain") else 0), done.stderr
     assert "a-key-that-is" not in done.stdout + done.stderr

@@ -41,6 +41,7 @@ from openapi_tool.settings.sections import fields_of
 from openapi_tool.settings.variables import ignored_variables
 from openapi_tool.telemetry.redact import MASK
 from tests.requirements import requirement
+from tests.waiting import WAIT_S
 
 PASTED = "jina_" + "0123456789abcdefghij" * 2
 FILE = """
@@ -303,7 +304,7 @@ def test_a_wrong_configuration_of_the_real_process_exits_with_2() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=30,
+        timeout=WAIT_S,
     )
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
