@@ -24,6 +24,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn, TypeVar
 
+from openapi_tool.concurrency.cancellation import cancel_until_ended
 from openapi_tool.options.executor import ExecutorOptions
 from openapi_tool.signals import hung_up
 
@@ -142,7 +143,7 @@ class Shutdown:
             await self.requested_or_done(working)
             return working.result() if working.done() else None
         finally:
-            await cancelled(working)
+            await cancel_until_ended(working)
 
     async def requested_or_done(self, working: asyncio.Future[Any]) -> None:
         """Wait until the end is requested or a task has ended."""
@@ -151,9 +152,3 @@ class Shutdown:
             await asyncio.wait([working, requested], return_when=asyncio.FIRST_COMPLETED)
         finally:
             requested.cancel()
-
-
-async def cancelled(task: asyncio.Future[Any]) -> None:
-    """Cancel a task, and wait until it has ended."""
-    task.cancel()
-    await asyncio.wait([task])

@@ -11,6 +11,7 @@ from typing import Any
 
 from cachetools import FIFOCache
 
+from openapi_tool.concurrency.cancellation import cancel_until_ended
 from openapi_tool.local.caller import ERRORS
 from openapi_tool.telemetry.health_server import health_server
 
@@ -66,5 +67,4 @@ async def dev_page(ask: AskStatistics, port: int, statistics: DevStatistics) -> 
         async with health_server("127.0.0.1", port, None, statistics) as bound_port:
             yield f"http://127.0.0.1:{bound_port}/"
     finally:
-        following.cancel()
-        await asyncio.wait([following])
+        await cancel_until_ended(following)

@@ -29,6 +29,7 @@ from openapi_tool.cli.kernel import NO_DATABASE
 from openapi_tool.cli.output import fail
 from openapi_tool.cli.selection import DEFAULT_PROJECT, chosen_state
 from openapi_tool.cli.served_tools import ServedTools, served_tools
+from openapi_tool.concurrency.cancellation import cancel_until_ended
 from openapi_tool.environment import CONFIG_VARIABLE, PREFIX
 from openapi_tool.gateway.assembly import INSTANCE, open_gateway
 from openapi_tool.gateway.calls import Gateway
@@ -46,7 +47,7 @@ from openapi_tool.service.file_limit import raise_file_limit
 from openapi_tool.settings import Settings, SettingsError, load_settings
 from openapi_tool.settings.model import with_values
 from openapi_tool.settings.sources import use_settings_file
-from openapi_tool.shutdown import Shutdown, cancelled, end_process
+from openapi_tool.shutdown import Shutdown, end_process
 from openapi_tool.state.sqlite import MEMORY
 from openapi_tool.state.sqlite_file import StateUnusable
 from openapi_tool.telemetry.health import Dependency, Health
@@ -208,7 +209,7 @@ async def _serve(parts: _Parts, *, structured: bool) -> None:
         finally:
             health.draining = True
             shutdown.begin()
-            await cancelled(background)
+            await cancel_until_ended(background)
             with shutdown.step("drain"):
                 await door.drain()
     log.info("stopped", extra={"action": "service.stopped"})

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+_CANCEL_AGAIN_S = 1.0
 
 
 async def shielded(work: Coroutine[Any, Any, T], grace_s: float) -> T:
@@ -43,6 +44,13 @@ async def _wait_for_end(task: asyncio.Task[Any], grace_s: float) -> None:
             await asyncio.wait([task], timeout=left_s)
             task.cancel()  # the time is over, or the task has ended: then this has no effect
             give_up_at = None
+
+
+async def cancel_until_ended(task: asyncio.Future[Any]) -> None:
+    """Cancel a task until it has ended: once is not enough, as libraries may drop a cancellation (`interruptible`)."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=_CANCEL_AGAIN_S)
 
 
 async def interruptible(work: Coroutine[Any, Any, T]) -> T:

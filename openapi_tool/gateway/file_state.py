@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -10,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from openapi_tool.concurrency.background import in_background
+from openapi_tool.concurrency.cancellation import cancel_until_ended
 from openapi_tool.gateway.call_row import CALLS_DAYS, CallRow
 from openapi_tool.gateway.operator import SwitchMonitor, follow, session_key
 from openapi_tool.gateway.state import BUDGETS_TTL_S, LIMITS_TTL_S, TOKENS
@@ -54,8 +54,7 @@ class FileState:
         try:
             yield
         finally:
-            following.cancel()
-            await asyncio.wait([following])
+            await cancel_until_ended(following)
 
 
 class FileRows:

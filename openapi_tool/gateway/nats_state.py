@@ -6,7 +6,6 @@ gateway shares limits, budgets, switches and the key of session identities with 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -14,6 +13,7 @@ from typing import Any
 
 from openapi_tool.bootstrap import Bootstrap, derived_key
 from openapi_tool.concurrency.background import in_background
+from openapi_tool.concurrency.cancellation import cancel_until_ended
 from openapi_tool.gateway.nats_rows import NatsRows
 from openapi_tool.gateway.state import TOKENS
 from openapi_tool.nats_client.client import BusClient
@@ -116,8 +116,7 @@ class NatsState:
             async with answering_stats(self._client, snapshot):
                 yield
         finally:
-            following.cancel()
-            await asyncio.wait([following])
+            await cancel_until_ended(following)
 
 
 def _connected_records(bucket: BucketSpec, client: BusClient, replicas: int) -> RecordStore:
@@ -149,5 +148,4 @@ async def open_nats_state(
         try:
             yield state
         finally:
-            monitoring.cancel()
-            await asyncio.wait([monitoring])
+            await cancel_until_ended(monitoring)

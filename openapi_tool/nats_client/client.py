@@ -32,7 +32,7 @@ from nats.js.api import Header
 from nats.js.errors import APIError, NoStreamResponseError
 from nats.protocol.parser import PERMISSIONS_ERR
 
-from openapi_tool.concurrency.cancellation import interruptible
+from openapi_tool.concurrency.cancellation import cancel_until_ended, interruptible
 from openapi_tool.nats_client.connection_errors import (
     ClientCertificateMissing,
     ClosedAfterHandshake,
@@ -56,7 +56,6 @@ _DENIAL = re.compile(r'permissions violation for (publish|subscription) to "([^"
 _LOGIN_FIELDS = ("user", "pass", "auth_token")  # that nats-py takes from a server's URL
 RECONNECT_WAIT_S = 0.5  # between two attempts to reconnect
 _ALERT_TIMEOUT_S = 1.0  # for the reason why a server closed a TLS connection to arrive
-_CANCEL_AGAIN_S = 0.1
 _MAX_RETRY_WAIT_S = 5.0  # between attempts of the first connection
 
 
@@ -115,16 +114,13 @@ class BusClient(Client):
         nats-py would subscribe at the first request, and the task that handles replies would keep the context of the
         call that makes it. Raises nats.errors.Error, OSError, Unavailable if TLS is required and no server offers it.
 
-        A cancellation is repeated until the attempts have ended: nats-py may swallow one (see `interruptible`), and
-        would then try to connect for ever.
+        If this is cancelled, no attempt goes on: nats-py may swallow a cancellation, and would try to connect for ever.
         """
         attempts = asyncio.ensure_future(super().connect(*servers, **options))
         try:
             await asyncio.wait([attempts])
         finally:
-            while not attempts.done():
-                attempts.cancel()
-                await asyncio.wait([attempts], timeout=_CANCEL_AGAIN_S)
+            await cancel_until_ended(attempts)
         attempts.result()
         self._replies_to = f"{self.new_inbox()}."
         await self.subscribe(f"{self._replies_to}*", cb=self._on_reply)

@@ -19,6 +19,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from openapi_tool.concurrency.background import in_background
+from openapi_tool.concurrency.cancellation import cancel_until_ended
 from openapi_tool.nats_client.connection import OUTAGE
 from openapi_tool.nats_records.statistics_schema import schema_problem
 from openapi_tool.tools.wording import short
@@ -41,8 +42,7 @@ async def answering_stats(client: Client, snapshot: Callable[[], Mapping[str, An
     try:
         yield
     finally:
-        task.cancel()
-        await asyncio.wait([task])
+        await cancel_until_ended(task)
 
 
 async def _answer_requests(client: Client, snapshot: Callable[[], Mapping[str, Any]]) -> None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from openapi_tool.concurrency.background import in_background, repeat
+from openapi_tool.concurrency.cancellation import cancel_until_ended
 from openapi_tool.options.budgets import SCOPES, BudgetLimits, BudgetOptions, time_zone
 from openapi_tool.protocol.projects import AgentKey, bare_project
 from openapi_tool.quotas.account import Account, Sharing
@@ -134,8 +135,7 @@ class Budgets:
     async def aclose(self) -> None:
         """Store all known costs, and stop."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+            await cancel_until_ended(self._task)
         await asyncio.gather(*(account.aclose() for account in self._existing.values() if not account.is_quiet))
 
     def _limits_of(self, project: str) -> BudgetLimits:

@@ -17,6 +17,7 @@ from itertools import count
 from typing import ClassVar
 
 from openapi_tool.concurrency.background import in_background
+from openapi_tool.concurrency.cancellation import cancel_until_ended
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.quotas.account_record import AccountRecord
 from openapi_tool.quotas.amounts import NOTHING, Amount, Attempt
@@ -229,8 +230,7 @@ class SharedRecord(ABC):
         if self._wakes_soon is not None:
             self._wakes_soon.cancel()
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+            await cancel_until_ended(self._task)
         with suppress(Unavailable):
             for _ in range(2):  # an attempt that is not stored is reserved first, and then settled
                 if self._is_unsure or any(attempt.cost is not None for attempt in self.attempts.values()):

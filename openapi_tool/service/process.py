@@ -21,6 +21,7 @@ except ImportError:  # not built for this platform
     from asyncio import new_event_loop  # type: ignore[assignment]
 from openapi_tool import __version__
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap
+from openapi_tool.concurrency.cancellation import cancel_until_ended
 from openapi_tool.jina.transport import Resolver
 from openapi_tool.kernel.jetstream.consumer import CommandConsumer
 from openapi_tool.reloading import Reloader
@@ -31,7 +32,7 @@ from openapi_tool.service.process_parts import ProcessParts, open_process_parts,
 from openapi_tool.service.quota_parts import run_quotas
 from openapi_tool.settings import PREFIX, Settings, SettingsError
 from openapi_tool.settings.variables import ignored_variables
-from openapi_tool.shutdown import Shutdown, cancelled, end_process
+from openapi_tool.shutdown import Shutdown, end_process
 from openapi_tool.telemetry.health_server import health_server
 from openapi_tool.telemetry.logs import CALL_FIELDS, configure_logging, log_crash
 from openapi_tool.telemetry.loop_lag import monitor_loop_lag
@@ -162,7 +163,7 @@ async def _serve_kernel(bootstrap: Bootstrap, process: _Process) -> None:
             # Two thirds of `hand_back_s` for commits and handing back; the last one for the steps after the drain
             # (`shutdown.py`).
             await parts.consumer.stop(shutdown.calls_left_s, bootstrap.settings.executor.hand_back_s * 2 / 3)
-            await cancelled(background)
+            await cancel_until_ended(background)
 
 
 async def _serve_health(stack: AsyncExitStack, bootstrap: Bootstrap) -> None:

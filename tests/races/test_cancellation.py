@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openapi_tool.bootstrap import build_bootstrap
-from openapi_tool.concurrency.cancellation import shielded
+from openapi_tool.concurrency.cancellation import cancel_until_ended, shielded
 from openapi_tool.engine.call import Call
 from openapi_tool.jina.backend import JinaBackend, JinaBackendOptions
 from openapi_tool.jina.client import JinaClient
@@ -469,6 +469,27 @@ class _Stuck:
     def shutdown(self) -> None:
         self.go.wait(60)
         self.ended.set()
+
+
+@requirement("run.stop")
+def test_a_task_whose_library_drops_a_cancellation_does_not_delay_the_end_of_the_process(run: Run) -> None:
+    """Otherwise the drain would take all of its time, and its last steps would be cut off."""
+
+    async def work() -> None:
+        answered = asyncio.get_running_loop().create_future()
+
+        async def check_servers() -> None:
+            while True:
+                await asyncio.wait_for(answered, 60)  # drops a cancellation that arrives with the answer
+                await asyncio.sleep(0.01)
+
+        task = asyncio.create_task(check_servers())
+        await iterate_loop()
+        answered.set_result(None)
+        await cancel_until_ended(task)
+        assert task.cancelled()
+
+    run(work())
 
 
 @requirement("run.stop")

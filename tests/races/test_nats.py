@@ -54,6 +54,7 @@ from openapi_tool.tools.switches import Switches
 from tests.races.conftest import FakeBus, FakeKernel, FakeTools, Run, Schedule, iterate_loop, pipeline
 from tests.requirements import requirement
 from tests.support import BODY, HEADERS, delivery
+from tests.waiting import WAIT_S
 
 
 @requirement("run.stop")
@@ -149,7 +150,7 @@ async def _assert_cancelled_with(request: Coroutine[Any, Any, Any], answer: Call
     await iterate_loop()
     answer()
     task.cancel()
-    await asyncio.wait([task], timeout=1)
+    await asyncio.wait([task], timeout=WAIT_S)
     assert task.cancelled()
 
 

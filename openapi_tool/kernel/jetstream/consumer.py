@@ -24,6 +24,7 @@ from typing import NoReturn
 import nats.errors
 from nats.aio.msg import Msg
 
+from openapi_tool.concurrency.cancellation import cancel_until_ended
 from openapi_tool.kernel.jetstream.command_runner import CommandRunner, Handler
 from openapi_tool.kernel.jetstream.dead_letters import DeadLetters
 from openapi_tool.kernel.jetstream.deliveries import ForeignMessage
@@ -158,8 +159,8 @@ class CommandConsumer:
         pulling, handing_back, heartbeat = self._background_tasks  # as `start` lists them
         grace_ends_at = time.monotonic() + grace_s
         self._draining = True
-        await _cancel(pulling)
-        await _cancel(handing_back)  # it would take from the same queue as `flush` below
+        await cancel_until_ended(pulling)
+        await cancel_until_ended(handing_back)  # it would take from the same queue as `flush` below
         self._intake.hand_back_waiting()
         with suppress(TimeoutError):
             async with asyncio.timeout(hand_back_s):
@@ -171,7 +172,7 @@ class CommandConsumer:
         handed_back, oldest_s = self.running, self._running.oldest_s()  # of the calls that are cancelled now
         await self._running.cancel_all(hand_back_s)
         heartbeat_failed = heartbeat.done()  # on its own, not by the next line
-        await _cancel(heartbeat)
+        await cancel_until_ended(heartbeat)
         log.info("drained", extra={"action": "drain.finished", "handed_back": handed_back, "oldest_s": oldest_s})
         if heartbeat_failed:
             _raise_ended(heartbeat)
@@ -339,9 +340,3 @@ def _raise_ended(task: asyncio.Task[None]) -> NoReturn:
     """Raise BackgroundTaskEnded for a task that has ended, with the exception that ended it as cause."""
     cause = None if task.cancelled() else task.exception()
     raise BackgroundTaskEnded(task.get_name()) from cause
-
-
-async def _cancel(task: asyncio.Task[None]) -> None:
-    """Cancel a task and wait until it has ended."""
-    task.cancel()
-    await asyncio.wait([task])
