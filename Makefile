@@ -24,7 +24,7 @@ VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := install
-.PHONY: help install demo dev test thorough compiled long clients chaos canary hostile fuzz bench bench-tenants mutations sizes answers pictures check lint types contracts figures docs audit sbom dist image images pinned-base lock clean
+.PHONY: help install demo dev test thorough guard compiled long clients chaos canary hostile fuzz bench bench-tenants mutations sizes answers pictures check lint types contracts figures docs audit sbom dist image images pinned-base lock clean
 
 # A target with `##` is in `make help`, in this order.
 help:
@@ -47,10 +47,14 @@ test: $(READY) ## the tests, on real PostgreSQL and NATS
 
 check: lint types contracts figures ## lint, format, types, import contracts, size of the code
 
-# The tests that `make test` leaves out; CI runs both. What measures a time runs afterwards, alone.
+# The tests that `make test` leaves out. What measures a time runs afterwards, alone.
 thorough: $(READY) ## the tests that take longer
 	$(PARALLEL) -m "thorough and not long"
 	$(PY) -m pytest -m "alone and not long" $$(grep -rl --include='*.py' 'mark\.alone' tests)
+
+# Those of them that guard the cost of a call by counts, which depend on no machine; CI runs them.
+guard: $(READY) ## what a call may cost in instructions, messages and requests
+	$(PY) -m pytest -m "alone and not long" tests/performance
 
 # Bytecode of all tests, which otherwise each worker of `make test` makes for itself.
 compiled: $(READY)
